@@ -1,0 +1,66 @@
+"""What image operators share: decided from the image's size, applied to its pixels, and to its boxes where it moves them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import GraphError
+from penstock.graph import Field, Operator, Sample, Spec, Units
+
+__all__ = ["ImageOperator", "Pixels"]
+
+Pixels = NDArray[Any]
+"""HWC, RGB; uint8 until `normalize` makes it float32."""
+
+
+@dataclass(frozen=True)
+class ImageOperator(Operator):
+    """An operator over the field `image`.
+
+    `decide` is all that depends on chance and on the image's size, as plain numbers that any lane can apply.
+    """
+
+    @abstractmethod
+    def decide(self, units: Units, height: int, width: int) -> Any:
+        """The parameters for one image of this size."""
+
+    @abstractmethod
+    def pixels(self, image: Pixels, decision: Any) -> Pixels:
+        """The image after the operator. Never writes to its input."""
+
+    def boxes(self, boxes: NDArray[np.float32], decision: Any, height: int, width: int) -> NDArray[np.float32]:
+        """The boxes after the operator, as many as before and clipped to the image; height and width are those before."""
+        return boxes
+
+    def size(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
+        """Height and width after the operator; None where they depend on the sample."""
+        return height, width
+
+    def check(self, spec: Spec) -> Spec:
+        """Needs decoded uint8 pixels."""
+        image = spec.get("image")
+        if image is None:
+            raise GraphError(f"{self.name} needs the field 'image'; the samples have {', '.join(spec) or 'no fields'}")
+        if image.kind == "encoded":
+            raise GraphError(f"{self.name} needs decoded pixels; put .decode() before it")
+        if image.kind == "any":
+            return spec
+        if image.dtype not in ("uint8", None):
+            raise GraphError(f"{self.name} works on uint8 pixels, not {image.dtype}; put it before .normalize()")
+        height, width, channels = image.shape or (None, None, None)
+        return {**spec, "image": Field("image", (*self.size(height, width), channels), image.dtype)}
+
+    def apply(self, sample: Sample, units: Units) -> Sample:
+        """Decide, then change pixels and boxes alike."""
+        image = sample["image"]
+        height, width = image.shape[:2]
+        decision = self.decide(units, height, width)
+        sample["image"] = self.pixels(image, decision)
+        if "boxes" in sample:
+            sample["boxes"] = self.boxes(sample["boxes"], decision, height, width)
+        return sample

@@ -1,0 +1,54 @@
+"""Loads the C library. Calls release the interpreter lock; this module imports neither numpy nor torch.
+
+`lib` is the library with argument types declared. Buffers are passed as addresses (`array.ctypes.data`, or a ctypes
+array); every function's contract stands above its definition in `native/*.c`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+__all__ = ["lib", "order", "units"]
+
+_HERE = Path(__file__).parent
+
+
+def _load() -> ctypes.CDLL:
+    base = ctypes.CDLL(str(_HERE / "_native.so"))
+    fast = _HERE / "_native_avx2.so"
+    if fast.exists() and base.ps_has_avx2():
+        return ctypes.CDLL(str(fast))
+    return base
+
+
+lib = _load()
+
+
+def _declare(name: str, result: type | None, *arguments: type) -> None:
+    function = getattr(lib, name)
+    function.restype = result
+    function.argtypes = list(arguments)
+
+
+_declare("ps_philox", None, POINTER(c_uint32), c_uint32, c_uint32)
+_declare("ps_units", None, c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_int32, c_void_p)
+_declare("ps_order", None, c_uint64, c_uint32, c_int64, c_void_p, c_int64, c_void_p)
+
+
+def order(seed: int, epoch: int, n: int, start: int, count: int) -> list[int]:
+    """The ids at positions start .. start+count-1 of an epoch's order over n samples."""
+    positions = (c_int64 * count)(*range(start, start + count))
+    ids = (c_int64 * count)()
+    lib.ps_order(seed & 0xFFFFFFFFFFFFFFFF, epoch, n, positions, count, ids)
+    return list(ids)
+
+
+def units(seed: int, epoch: int, stream: int, positions: list[int], width: int) -> list[list[float]]:
+    """`width` uniform numbers in [0, 1) for each position; a function of (seed, epoch, stream, position) alone."""
+    count = len(positions)
+    out = (c_double * (count * width))()
+    lib.ps_units(seed & 0xFFFFFFFFFFFFFFFF, epoch, stream, (c_int64 * count)(*positions), count, width, out)
+    flat = list(out)
+    return [flat[i * width : (i + 1) * width] for i in range(count)]
