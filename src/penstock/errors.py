@@ -9,8 +9,8 @@ __all__ = [
     "OptionError",
     "PenstockError",
     "SampleError",
-    "StateError",
     "StalledError",
+    "StateError",
 ]
 
 

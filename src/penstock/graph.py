@@ -2,7 +2,8 @@
 
 A sample travels as a plain dict of fields. `image` is first the encoded bytes, after `decode` an HWC uint8 RGB array
 (after `normalize` HWC float32); `audio` is first bytes, after `decode_audio` a float32 array [channels, time] with
-`rate` beside it; `boxes` is float32 [n, 4] as x0, y0, x1, y1 in pixels of `image`; `label` and anything else pass through.
+`rate` beside it; `boxes` is float32 [n, 4] as x0, y0, x1, y1 in pixels of `image`; `label` and the rest pass
+through.
 
 An operator is decided, then applied. All randomness of a sample is a row of uniform numbers in [0, 1) that is drawn
 before placement from (seed, epoch, position); an operator states how many it uses (`units`) and receives exactly those.
@@ -50,17 +51,19 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, id: int) -> Sample:
-        """The sample as stored (images and audio still encoded), without its `id`. Raises OSError, KeyError, ValueError."""
+        """The sample as stored (images and audio still encoded), without its `id`.
 
-    def close(self) -> None:
+        Raises OSError, KeyError or ValueError when it cannot."""
+
+    def close(self) -> None:  # noqa: B027 - most readers hold nothing
         """Let go of what is open."""
 
 
 class Source(ABC):
     """Where samples come from: a sized collection with ids 0 .. len-1, and a way to open it in a worker.
 
-    A source is picklable unless `clean` is False (it then holds objects of the user's, or arrays too large to pickle, and
-    reaches the workers by fork).
+    A source is picklable unless `clean` is False: it then holds objects of the user's, or arrays too large to pickle,
+    and reaches the workers by fork.
     """
 
     clean: bool = True

@@ -1,4 +1,4 @@
-"""What image operators share: decided from the image's size, applied to its pixels, and to its boxes where it moves them."""
+"""What image operators share: decided from the image's size, applied to its pixels and its boxes alike."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ImageOperator(Operator):
         """The image after the operator. Never writes to its input."""
 
     def boxes(self, boxes: NDArray[np.float32], decision: Any, height: int, width: int) -> NDArray[np.float32]:
-        """The boxes after the operator, as many as before and clipped to the image; height and width are those before."""
+        """The boxes after the operator, as many as before, clipped to the image. The size is that before."""
         return boxes
 
     def size(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
