@@ -10,7 +10,7 @@ import ctypes
 from ctypes import POINTER, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-__all__ = ["lib", "order", "units"]
+__all__ = ["declare", "lib", "order", "units"]
 
 _HERE = Path(__file__).parent
 
@@ -26,15 +26,16 @@ def _load() -> ctypes.CDLL:
 lib = _load()
 
 
-def _declare(name: str, result: type | None, *arguments: type) -> None:
+def declare(name: str, result: type | None, *arguments: type) -> None:
+    """Gives a function of the library its C types."""
     function = getattr(lib, name)
     function.restype = result
     function.argtypes = list(arguments)
 
 
-_declare("ps_philox", None, POINTER(c_uint32), c_uint32, c_uint32)
-_declare("ps_units", None, c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_int32, c_void_p)
-_declare("ps_order", None, c_uint64, c_uint32, c_int64, c_void_p, c_int64, c_void_p)
+declare("ps_philox", None, POINTER(c_uint32), c_uint32, c_uint32)
+declare("ps_units", None, c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_int32, c_void_p)
+declare("ps_order", None, c_uint64, c_uint32, c_int64, c_void_p, c_int64, c_void_p)
 
 
 def order(seed: int, epoch: int, n: int, start: int, count: int) -> list[int]:
