@@ -62,6 +62,7 @@ class DecodeAudio(Operator):
     """WAV, FLAC, OGG and what else libsndfile reads, to a waveform; the field `rate` holds its samples per second.
 
     Whole-number formats fill [-1, 1]; floating-point files keep their values. With `mono` the channels are averaged.
+    A WAV, FLAC or OGG file that was cut short is an error; of other formats libsndfile gives what is there.
     """
 
     mono: bool = False
@@ -90,6 +91,8 @@ class DecodeAudio(Operator):
 def decode(data: bytes | bytearray | memoryview) -> tuple[Wave, int]:
     """The waveform in an encoded file, and its rate. ValueError when there is none, or not all of it."""
     soundfile = _soundfile()
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise ValueError(f"expected the bytes of an audio file, found {type(data).__name__}")
     if len(data) == 0:
         raise ValueError("the file is empty")
     _refuse_cut(bytes(data))
@@ -130,7 +133,6 @@ def _refuse_cut_wav(data: bytes) -> None:
                 raise ValueError(f"the WAV file is cut short: {size} bytes of samples promised, {there} are there")
             return
         place += 8 + size + size % 2
-    raise ValueError("the WAV file is cut short: it ends before its samples")
 
 
 def _refuse_cut_ogg(data: bytes) -> None:
@@ -210,7 +212,7 @@ class Resample(AudioOperator):
 
     def decide(self, units: Units, length: int, rate: int | None) -> int:
         """The rate to come from."""
-        if rate is None or rate != int(rate) or rate < 1:
+        if not isinstance(rate, int | np.integer) or rate < 1:
             raise ValueError(f"resample needs the samples per second in the field 'rate', a whole number, not {rate!r}")
         return int(rate)
 

@@ -66,13 +66,12 @@ static inline float natural_log(float x)
     return (m + y) + 0.693359375f * exponent;
 }
 
-/* x[i] = log(max(x[i], floor)), floor a positive normal number; infinity and NaN stay what they are. */
+/* x[i] = log(max(x[i], floor)), floor a positive normal number; infinity and NaN give NaN. */
 void ps_log(float *x, int64_t count, float floor)
 {
     for (int64_t i = 0; i < count; i++) {
         float value = x[i] < floor ? floor : x[i];
-        float result = natural_log(value);
-        x[i] = value < INFINITY ? result : value;
+        x[i] = natural_log(value) + (value - value);
     }
 }
 
@@ -139,14 +138,17 @@ double ps_mean_square(const float *x, int64_t count)
 void ps_add_noise(const float *in, int64_t count, uint64_t key, float scale, float *out)
 {
     uint32_t words[4][BLOCK];
-    float normals[4][BLOCK];
+    float normals[4][BLOCK], noise[4 * BLOCK];
     for (int64_t start = 0; start < count; start += 4 * BLOCK) {
         random_words(key, (uint64_t)start / 4, words);
         normal_pairs(words[0], words[1], normals[0], normals[1]);
         normal_pairs(words[2], words[3], normals[2], normals[3]);
+        for (int b = 0; b < BLOCK; b++)
+            for (int i = 0; i < 4; i++)
+                noise[4 * b + i] = scale * normals[i][b];
         int64_t left = count - start < 4 * BLOCK ? count - start : 4 * BLOCK;
         for (int64_t i = 0; i < left; i++)
-            out[start + i] = in[start + i] + scale * normals[i & 3][i >> 2];
+            out[start + i] = in[start + i] + noise[i];
     }
 }
 
