@@ -84,7 +84,7 @@ class Files(Source):
         self._base = root if is_url(root) else os.path.abspath(root)
         tree: _Tree = _RemoteTree(root, self._options) if is_url(root) else _LocalTree(self._base)
         classes = sorted(tree.folders())
-        if labels == "folders" and not classes:
+        if isinstance(labels, str) and labels == "folders" and not classes:
             raise SourceError(f"files: no class folder in {root}; labels=None takes the files of a flat folder")
         self.classes = classes if isinstance(labels, str) and classes else []
         counts: list[int] = []
