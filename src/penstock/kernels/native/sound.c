@@ -15,8 +15,8 @@ typedef float lanes_t __attribute__((vector_size(LANES * sizeof(float))));
 
 /* out[c][j] = sum over k of taps[p][k] * in[c][q * stride + first[p] + k], where j = q * phases + p.
  * `width`, the taps of a phase, is a multiple of 8. -1 if an output would need more than `length` inputs. */
-int32_t ps_resample(const float *in, int64_t channels, int64_t length, const float *taps, const int32_t *first,
-                    int64_t phases, int64_t width, int64_t stride, float *out, int64_t count)
+int32_t ps_polyphase(const float *in, int64_t channels, int64_t length, const float *taps, const int32_t *first,
+                     int64_t phases, int64_t width, int64_t stride, float *out, int64_t count)
 {
     if (channels < 0 || phases < 1 || stride < 1 || width < LANES || width % LANES)
         return -1;
