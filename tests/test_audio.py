@@ -324,6 +324,21 @@ def test_padding_is_that_of_torch(pad_mode: Any, length: int) -> None:
     np.testing.assert_allclose(run(Spectrogram(power=1.0, pad_mode=pad_mode), wave), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("pad_mode", "shortest"), [("reflect", 201), ("circular", 200), ("replicate", 1)])
+def test_a_clip_too_short_for_its_padding_is_refused_where_torch_refuses_it(pad_mode: Any, shortest: int) -> None:
+    operator, window = Spectrogram(pad_mode=pad_mode), torch.hann_window(400)
+    for length in (shortest, shortest - 1):
+        wave = torch.ones(1, length)
+        if length == shortest:
+            torch.stft(wave, 400, 200, window=window, pad_mode=pad_mode, return_complex=True)
+            run(operator, wave.numpy())
+        else:
+            with pytest.raises(RuntimeError):
+                torch.stft(wave, 400, 200, window=window, pad_mode=pad_mode, return_complex=True)
+            with pytest.raises(ValueError, match=r"crop_or_pad|hold samples"):
+                run(operator, wave.numpy())
+
+
 def test_normalizing_divides_by_the_norm_of_the_window_or_the_root_of_the_frame() -> None:
     wave, plain = noise(1, 1000), Spectrogram(win_length=300, power=1.0)
     norm = np.linalg.norm(np.sin(np.pi * np.arange(300) / 300) ** 2)
