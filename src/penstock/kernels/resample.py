@@ -6,6 +6,7 @@ from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 
 from penstock.kernels.native import declare, lib
@@ -24,6 +25,11 @@ declare(
     *(c_void_p, c_int64, c_int32, c_int32, c_int32, c_float, c_float, c_float, c_float, c_int32, c_int32),
     *(c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int64),
 )
+
+
+# Pillow's order of passes changed with version 13; pixels follow the Pillow that is installed.
+declare("ps_resize_tall_first", None, c_int32)
+lib.ps_resize_tall_first(int(PIL.__version__.split(".")[0]) >= 13)
 
 
 def address(array: NDArray[Any]) -> int:

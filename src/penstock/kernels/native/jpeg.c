@@ -228,7 +228,7 @@ static int decode(struct jpeg_decompress_struct *jpeg, region *want) {
     if (first && !extra && !above && (int32_t)jpeg->output_width == want->right - want->left) {
         want->stride = want->direct_stride;
     } else {
-        first = ps_scratch(PS_SCRATCH_IMAGE, (size_t)want->stride * (size_t)(want->bottom - want->top + above) + 64);
+        first = ps_scratch(PS_SCRATCH_IMAGE, (size_t)want->stride * (size_t)(want->bottom - want->top + above) + PS_PADDING);
         if (!first) return NO_MEMORY;
     }
     if (!several && want->top) lib.skip(jpeg, (JDIMENSION)want->top);

@@ -1,5 +1,5 @@
-/* Antialiased resizing of 8-bit images, bit for bit as Pillow does it: weights in doubles, rounded to 22 bits; the
- * horizontal pass first, into 8 bits; each sum rounded once. Integer sums are exact, so their order is free. */
+/* Antialiased resizing of 8-bit images, bit for bit as Pillow does it: weights in doubles, rounded to 22 bits; two passes,
+ * the first into 8 bits; each sum rounded once. Integer sums are exact, so their order is free. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -170,8 +170,15 @@ static int sensible(const ps_resize_spec *s) {
     return s->window[0] < s->window[2] && s->window[1] < s->window[3];
 }
 
+/* Pillow 13 runs the vertical pass first where the height shrinks much more than the width; before, never. */
+static int tall_first = 1;
+
+/* Follow Pillow 13 (1, as at the start) or older ones (0). Call before other threads resize. */
+void ps_resize_tall_first(int32_t follow) { tall_first = follow; }
+
 int ps_resize_prepare(const ps_resize_spec *s, ps_resize_plan *plan) {
     if (!sensible(s)) return -1;
+    plan->down_first = tall_first && s->in_h > s->out_h && s->in_h - s->out_h > 2 * (s->in_w - s->out_w);
     ps_axis *across = &plan->across, *down = &plan->down;
     plan->spec = *s;
     across->plain = s->filter == NEAREST || (s->out_w == s->in_w && s->box[0] == 0 && s->box[2] == s->in_w);
@@ -250,7 +257,7 @@ static inline __m256i two_rows(const uint8_t *a, const uint8_t *b) {
     return _mm256_inserti128_si256(low, _mm_loadu_si128((const __m128i *)b), 1);
 }
 
-/* Four rows of RGB through the horizontal pass. Reads up to 16 bytes past the last tap, writes one byte past the row. */
+/* Four rows of RGB through the horizontal pass. Reads up to 13 bytes past the last column. */
 static void four_rows_across(const ps_axis *axis, const uint8_t *const rows[4], uint8_t *const out[4]) {
     const __m256i first = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
@@ -283,7 +290,10 @@ static void four_rows_across(const ps_axis *axis, const uint8_t *const rows[4], 
         __m128i even = _mm256_castsi256_si128(bytes), odd = _mm256_extracti128_si256(bytes, 1);
         int32_t pixel[4] = {_mm_cvtsi128_si32(even), _mm_cvtsi128_si32(odd), _mm_extract_epi32(even, 1),
                             _mm_extract_epi32(odd, 1)};
-        for (int r = 0; r < 4; r++) memcpy(out[r] + i * 3, &pixel[r], 4);
+        if (i + 1 < axis->outputs) /* the next pixel overwrites the fourth byte */
+            for (int r = 0; r < 4; r++) memcpy(out[r] + i * 3, &pixel[r], 4);
+        else
+            for (int r = 0; r < 4; r++) memcpy(out[r] + i * 3, &pixel[r], 3);
     }
 }
 
@@ -329,26 +339,22 @@ static int64_t down_by_vectors(const uint8_t *top, int64_t stride, const int32_t
 }
 #endif
 
-/* Rows low .. high-1 through the horizontal pass into `out`, whose rows have room for 4 bytes more. */
-static int pass_across(ps_resize_plan *plan, const uint8_t *source, int64_t stride, int padded, uint8_t *out,
-                       int64_t out_stride) {
-    ps_axis *axis = &plan->across;
-    int32_t rows = plan->down.high - plan->down.low;
-    int channels = plan->spec.channels;
-    int32_t done = 0;
+/* `rows` rows, each beginning at column axis->low, through the horizontal pass. */
+static int pass_across(ps_axis *axis, int32_t rows, int channels, const uint8_t *source, int64_t stride, int padded,
+                       uint8_t *out, int64_t out_stride) {
 #ifdef __AVX2__
     if (channels == 3 && !axis->plain && axis->high - axis->low >= 8) { /* so that only the last row can be overrun */
         const uint8_t *tail = source + (int64_t)(rows - 1) * stride;
-        if (!padded) { /* the vector loop reads past the last row's end */
+        if (!padded) {
             size_t bytes = (size_t)(axis->high - axis->low) * 3;
-            uint8_t *copy = ps_scratch(PS_SCRATCH_TAIL, bytes + 64);
+            uint8_t *copy = ps_scratch(PS_SCRATCH_TAIL, bytes + PS_PADDING);
             if (!copy) return -2;
             memcpy(copy, tail, bytes);
-            memset(copy + bytes, 0, 64);
+            memset(copy + bytes, 0, PS_PADDING);
             tail = copy;
         }
         split_weights(axis);
-        for (; done < rows; done += 4) {
+        for (int32_t done = 0; done < rows; done += 4) {
             const uint8_t *from[4];
             uint8_t *to[4];
             for (int r = 0; r < 4; r++) { /* the last group repeats its last row */
@@ -362,19 +368,18 @@ static int pass_across(ps_resize_plan *plan, const uint8_t *source, int64_t stri
     }
 #endif
     (void)padded;
-    for (; done < rows; done++) {
+    for (int32_t row = 0; row < rows; row++) {
         if (axis->plain)
-            copy_across(axis, source + done * stride, channels, out + done * out_stride);
+            copy_across(axis, source + row * stride, channels, out + row * out_stride);
         else
-            row_across(axis, source + done * stride, channels, out + done * out_stride);
+            row_across(axis, source + row * stride, channels, out + row * out_stride);
     }
     return 0;
 }
 
-static void pass_down(const ps_resize_plan *plan, const uint8_t *source, int64_t stride, uint8_t *out,
+/* Rows of `bytes` bytes, the first of them row axis->low, through the vertical pass. */
+static void pass_down(const ps_axis *axis, int64_t bytes, const uint8_t *source, int64_t stride, uint8_t *out,
                       int64_t out_stride) {
-    const ps_axis *axis = &plan->down;
-    int64_t bytes = (int64_t)plan->across.outputs * plan->spec.channels;
     for (int32_t i = 0; i < axis->outputs; i++, out += out_stride) {
         const uint8_t *top = source + (axis->first[i] - axis->low) * stride;
         const int32_t *weights = axis->weights + (int64_t)i * axis->taps;
@@ -392,17 +397,24 @@ static void pass_down(const ps_resize_plan *plan, const uint8_t *source, int64_t
 
 int ps_resize_run(ps_resize_plan *plan, const uint8_t *source, int64_t stride, int padded, uint8_t *out,
                   int64_t out_stride) {
-    int64_t bytes = (int64_t)plan->across.outputs * plan->spec.channels, room = (bytes + 4 + 63) & ~(int64_t)63;
-    if (plan->across.plain && plan->down.plain) {
-        for (int32_t i = 0; i < plan->down.outputs; i++) {
-            const uint8_t *row = source + (plan->down.first[i] - plan->down.low) * stride;
-            copy_across(&plan->across, row, plan->spec.channels, out + i * out_stride);
-        }
+    ps_axis *across = &plan->across, *down = &plan->down;
+    int channels = plan->spec.channels;
+    int64_t taken = (int64_t)(across->high - across->low) * channels, given = (int64_t)across->outputs * channels;
+    if (across->plain && down->plain) {
+        for (int32_t i = 0; i < down->outputs; i++)
+            copy_across(across, source + (down->first[i] - down->low) * stride, channels, out + i * out_stride);
         return 0;
     }
-    uint8_t *between = ps_scratch(PS_SCRATCH_ROWS, (size_t)room * (size_t)(plan->down.high - plan->down.low));
-    if (!between || pass_across(plan, source, stride, padded, between, room)) return -2;
-    pass_down(plan, between, room, out, out_stride);
+    int64_t between_stride = ((plan->down_first ? taken : given) + 63) & ~(int64_t)63;
+    int32_t rows = plan->down_first ? down->outputs : down->high - down->low;
+    uint8_t *between = ps_scratch(PS_SCRATCH_ROWS, (size_t)between_stride * (size_t)rows + PS_PADDING);
+    if (!between) return -2;
+    if (plan->down_first) {
+        pass_down(down, taken, source, stride, between, between_stride);
+        return pass_across(across, rows, channels, between, between_stride, 1, out, out_stride);
+    }
+    if (pass_across(across, rows, channels, source, stride, padded, between, between_stride)) return -2;
+    pass_down(down, given, between, between_stride, out, out_stride);
     return 0;
 }
 

@@ -25,17 +25,19 @@ typedef struct {
 typedef struct {
     ps_resize_spec spec;
     ps_axis across, down;
+    int down_first; /* the vertical pass before the horizontal one */
 } ps_resize_plan;
 
 /* Memory of this thread that lives until the thread ends; a slot's content is lost when it grows. NULL without memory. */
+#define PS_PADDING 64
 enum { PS_SCRATCH_AXES, PS_SCRATCH_ROWS, PS_SCRATCH_IMAGE, PS_SCRATCH_TAIL, PS_SCRATCH_SLOTS };
 void *ps_scratch(int slot, size_t bytes);
 
 /* 0, or -1 for a senseless spec, or -2 without memory. The plan uses PS_SCRATCH_AXES. */
 int ps_resize_prepare(const ps_resize_spec *spec, ps_resize_plan *plan);
 
-/* `source` holds rows down.low.. and columns across.low.. of the virtual image; 32 readable bytes follow its last row
- * if `padded`. 0, or -2 without memory. */
+/* `source` holds rows down.low.. and columns across.low.. of the virtual image; PS_PADDING readable bytes follow its
+ * last row if `padded`. 0, or -2 without memory. */
 int ps_resize_run(ps_resize_plan *plan, const uint8_t *source, int64_t stride, int padded, uint8_t *out,
                   int64_t out_stride);
 
