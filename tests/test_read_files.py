@@ -138,7 +138,7 @@ def test_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
 def test_what_is_missing_or_empty_is_named_when_the_source_is_made(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere is not there"):
         Files(tmp_path / "nowhere")
-    with pytest.raises(SourceError, match="no valid file.*looked for .jpg"):
+    with pytest.raises(SourceError, match=r"no valid file.*looked for .jpg"):
         Files(tmp_path)
     with pytest.raises(SourceError, match="no class folder"):
         Files(tree(tmp_path, "a.jpg"), labels="folders")
@@ -172,7 +172,7 @@ def test_a_vanished_file_is_an_oserror_and_an_empty_one_a_valueerror_both_with_t
     reader = source.open()
     (tmp_path / "a.jpg").unlink()
     (tmp_path / "b.jpg").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match="a.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"a.jpg"):
         reader.read(0)
     with pytest.raises(ValueError, match=r"b.jpg is empty"):
         reader.read(1)
