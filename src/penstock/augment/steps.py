@@ -67,16 +67,20 @@ TRIVIAL: Space = _space(0.99, _PIXELS, 135.0, 0.99, 2.0)
 AUTO: Space = {**{name: span for name, span in RAND.items() if name != "Identity"}, "Invert": None}
 
 
-def magnitude(span: Span | None, bin: int, bins: int, height: int, width: int) -> float:
-    """The magnitude of a bin, rounded to single precision.
+def _single(value: float) -> float:
+    return float(np.float32(value))
 
-    That is what `torch.linspace` approximates for torchvision; its last bit depends on the machine's vector width."""
+
+def magnitude(span: Span | None, bin: int, bins: int, height: int, width: int) -> float:
+    """The magnitude of a bin, to the bit what `torch.linspace` gives torchvision on a processor with fused operations:
+    single precision, counted from the nearer end."""
     if span is None:
         return 0.0
     if span.bits:
-        return span.first - round(float(np.float32(bin / ((bins - 1) / (span.first - span.last)))))
-    last = span.last * {"width": width, "height": height, None: 1}[span.of]
-    return float(np.float32(span.first + (last - span.first) * bin / (bins - 1)))
+        return span.first - round(_single(bin / ((bins - 1) / (span.first - span.last))))
+    last = _single(span.last * {"width": width, "height": height, None: 1}[span.of])
+    stride = _single((last - span.first) / (bins - 1))
+    return _single(span.first + stride * bin if bin < bins // 2 else last - stride * (bins - 1 - bin))
 
 
 def _shear_x(value: float, frame: Frame) -> tuple[float, ...]:
