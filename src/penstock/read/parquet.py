@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -109,12 +110,12 @@ class Parquet(Source):
 
     def find_row(self, id: int) -> tuple[int, int, int]:
         """File, row group in the file, and row in the group."""
-        nth = int(np.searchsorted(np.frombuffer(self._firsts, np.int64), id, "right")) - 1
+        nth = bisect_right(self._firsts, id) - 1
         return self._files[nth], self._groups[nth], id - self._firsts[nth]
 
     def place(self, id: int) -> str:
         """`file.parquet: row 7`."""
-        nth = int(np.searchsorted(np.frombuffer(self._firsts, np.int64), id, "right")) - 1
+        nth = bisect_right(self._firsts, id) - 1
         file = self._files[nth]
         return f"{self.paths[file]}: row {id - self._firsts[self._files.index(file)]}"
 

@@ -183,13 +183,15 @@ class Store:
         self._open: OrderedDict[int, int] = OrderedDict()
         self._checked: set[int] = set()
 
-    def read(self, file: int, offset: int, size: int, place: str = "") -> bytes:
-        """Exactly these bytes. Raises OSError when the file is gone or another one, ValueError when it is cut off."""
+    def read(self, file: int, offset: int, size: int, place: Callable[[], str] = str) -> bytes:
+        """Exactly these bytes. Raises OSError when the file is gone or another one, ValueError when it is cut off.
+
+        `place` is asked for the name that the error gives them."""
         path = self._paths[file]
         data = self._fetch(path, file, offset, size) if is_url(path) else self._pread(path, file, offset, size)
         if len(data) != size:
             raise ValueError(
-                f"{place or path}: {size} bytes expected from byte {offset} on, {len(data)} found; "
+                f"{place() or path}: {size} bytes expected from byte {offset} on, {len(data)} found; "
                 f"{path} is cut off at {self._stamps[file].size} bytes"
             )
         return data

@@ -137,7 +137,7 @@ def members(read: Read, path: str, length: int) -> Iterator[Member]:
             elif kind in b"xX":
                 own.update(_pax(extra, path, offset))
         else:
-            known = {**common, **own}
+            known = {**common, **own} if own else common
             if kind == b"S" or any(key.startswith(b"GNU.sparse") for key in known):
                 raise SourceError(f"{path} holds a sparse file at byte {offset}; make the tar without --sparse")
             size = int(known.get(b"size", size)) if kind not in _NO_DATA else 0

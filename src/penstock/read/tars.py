@@ -7,6 +7,7 @@ import io
 import json
 import os
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class Tars(Source):
 
     def shard(self, id: int) -> int:
         """Which of the tars holds a sample."""
-        return int(np.searchsorted(np.frombuffer(self._firsts, np.int64), id, "right")) - 1
+        return bisect_right(self._firsts, id) - 1
 
     def fingerprint(self) -> str:
         """Of every key, extension, offset and size, so that tars may move as they are."""
@@ -153,7 +154,11 @@ class _TarsReader(Reader):
 
     def _members(self, shard: int, wanted: list[int], id: int) -> list[bytes]:
         """The members' bytes; from a store in one request where they lie side by side."""
-        source, place = self._source, self._source.place(id)
+        source = self._source
+
+        def place() -> str:
+            return source.place(id)
+
         ranges = [(source._offsets[member], source._sizes[member]) for member in wanted]
         begin = min(offset for offset, _ in ranges)
         span = max(offset + size for offset, size in ranges) - begin
