@@ -11,6 +11,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -160,7 +161,7 @@ def test_ids_follow_the_order_of_the_tars_and_equal_keys_in_two_tars_are_two_sam
 def test_members_of_one_key_need_not_stand_together_but_may_not_repeat(tmp_path: Path) -> None:
     apart = Tars(write(tmp_path / "a.tar", [("1.jpg", b"x"), ("2.jpg", b"y"), ("1.cls", b"1"), ("2.cls", b"2")]))
     assert [apart.open().read(i) for i in range(2)] == [{"image": b"x", "label": 1}, {"image": b"y", "label": 2}]
-    with pytest.raises(SourceError, match=r"two members are 1.jpg"):
+    with pytest.raises(SourceError, match=r"2 members are 1.jpg"):
         Tars(write(tmp_path / "b.tar", [("1.jpg", b"x"), ("1.JPG", b"y")]))
 
 
@@ -323,6 +324,16 @@ def test_more_tars_than_may_be_open_are_read_in_any_order(tmp_path: Path, monkey
         assert len(os.listdir("/proc/self/fd")) <= before + 2
     reader.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_threads_that_share_a_reader_get_their_own_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        shard(tmp_path / f"{i}.tar", 10 * i, 10)
+    monkeypatch.setattr(storage, "_OPEN_FILES", 1)
+    reader = Tars(tmp_path).open()
+    with ThreadPoolExecutor(4) as pool:
+        ids = [(7 * i) % 50 for i in range(1000)]
+        assert [sample["label"] for sample in pool.map(reader.read, ids)] == ids
 
 
 def test_tars_on_a_store_read_as_on_disk(tmp_path: Path, cache: Path) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import GraphError
 from penstock.graph import Field, Reader, Sample, Source, Spec
-from penstock.read.names import Names
+from penstock.read.names import Names, packed
 from penstock.read.storage import Options, SourceError, filesystem, is_url, join, plain, read_file
 
 __all__ = ["AUDIO_EXTENSIONS", "IMAGE_EXTENSIONS", "Files"]
@@ -98,7 +97,7 @@ class Files(Source):
             raise SourceError(f"files: no valid file for {where}; looked for {', '.join(wanted)}")
         if self.classes:
             ids = np.repeat(np.arange(len(counts)), counts)
-            self._labels = _packed(ids)
+            self._labels = packed(ids)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -231,14 +230,8 @@ def _given_labels(labels: Any, names: Names) -> array[int]:
     if ids.dtype.kind not in "iu" or (ids.dtype.kind == "u" and ids.max() > np.iinfo(np.int64).max):
         wrong = next((i for i, value in enumerate(values) if not _fits(value)), 0)
         raise GraphError(f"files: labels must be integers of 64 bits; {names[wrong]!r} has {values[wrong]!r}")
-    return _packed(ids)
+    return packed(ids)
 
 
 def _fits(value: object) -> bool:
     return isinstance(value, int | np.integer) and -(2**63) <= int(value) < 2**63
-
-
-def _packed(values: NDArray[Any]) -> array[int]:
-    packed = array("q")
-    packed.frombytes(np.ascontiguousarray(values, np.int64).tobytes())
-    return packed

@@ -7,7 +7,17 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-__all__ = ["Names"]
+import numpy as np
+from numpy.typing import ArrayLike
+
+__all__ = ["Names", "packed"]
+
+
+def packed(values: ArrayLike) -> array[int]:
+    """Integers as an `array`: as small as numpy's, picklable, and quicker where one is wanted at a time."""
+    integers = array("q")
+    integers.frombytes(np.ascontiguousarray(values, np.int64).tobytes())
+    return integers
 
 
 class Names(Sequence[str]):

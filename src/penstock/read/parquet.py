@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
@@ -129,6 +130,7 @@ class _ParquetReader(Reader):
         self._source = source
         self._groups: OrderedDict[tuple[int, int], Any] = OrderedDict()
         self._held = 0
+        self._lock = threading.Lock()
         self._spec = source.spec()
 
     def read(self, id: int) -> Sample:
@@ -142,16 +144,17 @@ class _ParquetReader(Reader):
         }
 
     def _group(self, file: int, group: int) -> Any:
-        table = self._groups.get((file, group))
-        if table is not None:
-            self._groups.move_to_end((file, group))
+        with self._lock:
+            table = self._groups.get((file, group))
+            if table is not None:
+                self._groups.move_to_end((file, group))
+                return table
+            table = self._unpack(file, group)
+            self._groups[file, group] = table
+            self._held += table.nbytes
+            while self._held > self._source.keep_bytes and len(self._groups) > 1:
+                self._held -= self._groups.popitem(last=False)[1].nbytes
             return table
-        table = self._unpack(file, group)
-        self._groups[file, group] = table
-        self._held += table.nbytes
-        while self._held > self._source.keep_bytes and len(self._groups) > 1:
-            self._held -= self._groups.popitem(last=False)[1].nbytes
-        return table
 
     def _unpack(self, file: int, group: int) -> Any:
         path, expected = self._source.paths[file], self._source.stamps[file]
@@ -168,8 +171,9 @@ class _ParquetReader(Reader):
         return table
 
     def close(self) -> None:
-        self._groups.clear()
-        self._held = 0
+        with self._lock:
+            self._groups.clear()
+            self._held = 0
 
 
 class _opened:  # noqa: N801 - reads as a function

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -173,14 +174,27 @@ class Stamp:
         return cls(stat.st_size, stat.st_mtime_ns)
 
 
+class _Handle:
+    """An open file. Closed when nobody holds it, so never under a thread that is reading."""
+
+    def __init__(self, path: str) -> None:
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 class Store:
-    """Ranges of bytes from a fixed list of files, within one process; files that changed since are refused."""
+    """Ranges of bytes from a fixed list of files, for all threads of a process; files that changed are refused."""
 
     def __init__(self, paths: Sequence[str], stamps: Sequence[Stamp], options: Options | None = None) -> None:
         self._paths = paths
         self._stamps = stamps
         self._options = options
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._open: OrderedDict[int, _Handle] = OrderedDict()
+        self._lock = threading.Lock()
         self._checked: set[int] = set()
 
     def read(self, file: int, offset: int, size: int, place: Callable[[], str] = str) -> bytes:
@@ -197,18 +211,22 @@ class Store:
         return data
 
     def _pread(self, path: str, file: int, offset: int, size: int) -> bytes:
-        fd = self._open.get(file)
-        if fd is None:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._open[file] = fd
-            if len(self._open) > _OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-        else:
-            self._open.move_to_end(file)
-        data = _pread(fd, offset, size)
+        handle = self._handle(path, file)
+        data = _pread(handle.fd, offset, size)
         # Looked at after reading, so that a file rewritten in place meanwhile is noticed.
-        self._compare(path, file, Stamp.of_stat(os.fstat(fd)))
+        self._compare(path, file, Stamp.of_stat(os.fstat(handle.fd)))
         return data
+
+    def _handle(self, path: str, file: int) -> _Handle:
+        """The file, open; the one that was not used for longest makes way for it."""
+        with self._lock:
+            handle = self._open.get(file)
+            if handle is None:
+                handle = self._open[file] = _Handle(path)
+                if len(self._open) > _OPEN_FILES:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(file)
+            return handle
 
     def _fetch(self, url: str, file: int, offset: int, size: int) -> bytes:
         if file not in self._checked:
@@ -223,9 +241,8 @@ class Store:
 
     def _compare(self, path: str, file: int, found: Stamp) -> None:
         if found != self._stamps[file]:
-            fd = self._open.pop(file, None)
-            if fd is not None:
-                os.close(fd)
+            with self._lock:
+                self._open.pop(file, None)
             raise OSError(
                 f"{path} changed while in use: {self._stamps[file].size} bytes when the source was made, "
                 f"{found.size} now (or another time of change); make the source again"
@@ -233,8 +250,8 @@ class Store:
 
     def close(self) -> None:
         """Close what is open."""
-        while self._open:
-            os.close(self._open.popitem()[1])
+        with self._lock:
+            self._open.clear()
 
 
 @contextmanager

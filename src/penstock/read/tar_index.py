@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.read.names import Names
+import numpy as np
+
+from penstock.read.names import Names, packed
 from penstock.read.storage import Options, SourceError, Stamp, scanning
 
 __all__ = ["Member", "TarIndex", "cache_folder", "members", "tar_index"]
@@ -85,29 +87,36 @@ def cache_folder() -> Path:
 
 def _collect(path: str, stamp: Stamp, found: Iterator[Member]) -> TarIndex:
     """Members to samples: those of one key belong together, in the order of the first of each."""
-    samples: dict[str, dict[str, Member]] = {}
+    keys: dict[str, int] = {}
+    extensions: dict[str, int] = {}
+    columns = [array("q") for _ in range(4)]
     for member in found:
         match = _SAMPLE.fullmatch(member.name)
         if match is None or (member.name.startswith("__") and member.name.endswith("__")):
             continue
-        fields = samples.setdefault(match[1], {})
-        extension = match[2].lower()
-        if extension in fields:
-            raise SourceError(
-                f"{path}: two members are {match[1]}.{extension} ({fields[extension].name} and {member.name}); "
-                "a key may have each extension once in a tar"
-            )
-        fields[extension] = member
-    starts, kinds = array("q", [0]), array("q")
-    offsets, sizes = array("q"), array("q")
-    extensions: dict[str, int] = {}
-    for fields in samples.values():
-        for extension, member in fields.items():
-            kinds.append(extensions.setdefault(extension, len(extensions)))
-            offsets.append(member.offset)
-            sizes.append(member.size)
-        starts.append(len(offsets))
-    return TarIndex(stamp, Names(samples), starts, offsets, sizes, kinds, tuple(extensions))
+        sample = keys.setdefault(match[1], len(keys))
+        kind = extensions.setdefault(match[2].lower(), len(extensions))
+        for column, value in zip(columns, (sample, kind, member.offset, member.size), strict=True):
+            column.append(value)
+    samples, kinds, offsets, sizes = (np.asarray(column) for column in columns)
+    order = np.argsort(samples, kind="stable")
+    starts = np.cumsum(np.bincount(samples, minlength=len(keys)))
+    names, known = Names(keys), tuple(extensions)
+    pairs, counts = np.unique(samples * len(known) + kinds, return_counts=True)
+    for sample, kind in (divmod(int(pair), len(known)) for pair in pairs[counts > 1]):
+        raise SourceError(
+            f"{path}: {counts.max()} members are {names[sample]}.{known[kind]}; a key may have each extension once in "
+            "a tar (upper case counts as lower)"
+        )
+    return TarIndex(
+        stamp,
+        names,
+        packed(np.append(0, starts)),
+        packed(offsets[order]),
+        packed(sizes[order]),
+        packed(kinds[order]),
+        known,
+    )
 
 
 def members(read: Read, path: str, length: int) -> Iterator[Member]:

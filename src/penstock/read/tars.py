@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import GraphError
 from penstock.graph import Field, Reader, Sample, Source, Spec
-from penstock.read.names import Names
+from penstock.read.names import Names, packed
 from penstock.read.patterns import find
 from penstock.read.storage import Options, SourceError, Store, is_url
 from penstock.read.tar_index import TarIndex, tar_index
@@ -125,9 +125,7 @@ class Tars(Source):
     def sizes(self) -> Sequence[int]:
         """The bytes of all members of each sample."""
         total = np.add.reduceat(np.frombuffer(self._sizes, np.int64), np.frombuffer(self._starts, np.int64)[:-1])
-        packed = array("q")
-        packed.frombytes(total.tobytes())
-        return packed
+        return packed(total)
 
 
 class _TarsReader(Reader):
