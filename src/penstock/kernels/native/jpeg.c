@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "huffman.h"
 #include "libjpeg/jpeglib.h"
 #include "resample.h"
 
@@ -36,6 +37,12 @@ typedef struct {
 static void fail(j_common_ptr any) {
     errors *own = (errors *)any->err;
     own->base.format_message(any, own->why);
+    longjmp(own->escape, 1);
+}
+
+static void fail_because(j_decompress_ptr jpeg, const char *reason) {
+    errors *own = (errors *)jpeg->err;
+    snprintf(own->why, JMSG_LENGTH_MAX, "%s", reason);
     longjmp(own->escape, 1);
 }
 
@@ -194,12 +201,14 @@ typedef struct {
 /* Restrict decoding to the columns wanted. Interpolated chroma needs its neighbours, and the library treats the first and
  * last column it decodes as the image's edges, so it decodes some more on both sides. Returns the columns too many at
  * the left. */
-static int32_t restrict_columns(struct jpeg_decompress_struct *jpeg, const region *want) {
+static int32_t restrict_columns(struct jpeg_decompress_struct *jpeg, const region *want, ps_huffman *entropy) {
     int32_t margin = jpeg->max_h_samp_factor > 1 ? 2 * jpeg->max_h_samp_factor : 0, width = (int32_t)jpeg->output_width;
     int32_t left = want->left > margin ? want->left - margin : 0;
     int32_t right = want->right < width - margin ? want->right + margin : width;
     JDIMENSION offset = (JDIMENSION)left, columns = (JDIMENSION)(right - left);
     if (left > 0 || right < width) lib.crop(jpeg, &offset, &columns);
+    JDIMENSION mcu = DCTSIZE * (JDIMENSION)(jpeg->num_components == 1 ? 1 : jpeg->max_h_samp_factor);
+    ps_huffman_take_over(jpeg, entropy, offset / mcu, (offset + columns - 1) / mcu, fail_because);
     return want->left - (int32_t)offset;
 }
 
@@ -213,7 +222,7 @@ static void read_rows(struct jpeg_decompress_struct *jpeg, uint8_t *first, int64
 }
 
 /* Decodes the region, row by row, up to its last row. */
-static int decode(struct jpeg_decompress_struct *jpeg, region *want) {
+static int decode(struct jpeg_decompress_struct *jpeg, region *want, ps_huffman *entropy) {
     lib.mem_src(jpeg, want->data, want->size);
     lib.read_header(jpeg, TRUE);
     jpeg->out_color_space = want->gray && jpeg->num_components == 1 ? JCS_GRAYSCALE : JCS_RGB;
@@ -221,7 +230,7 @@ static int decode(struct jpeg_decompress_struct *jpeg, region *want) {
     if (want->right > (int32_t)jpeg->output_width || want->bottom > (int32_t)jpeg->output_height) return SENSELESS;
     /* Files of several scans smooth their blocks across the edges of a region, so they are decoded whole. */
     int several = lib.several_scans(jpeg);
-    int32_t extra = several ? want->left : restrict_columns(jpeg, want), above = several ? want->top : 0;
+    int32_t extra = several ? want->left : restrict_columns(jpeg, want, entropy), above = several ? want->top : 0;
     want->channels = jpeg->output_components;
     want->stride = ((int64_t)jpeg->output_width * want->channels + 63) & ~(int64_t)63;
     uint8_t *first = want->direct;
@@ -240,13 +249,14 @@ static int decode(struct jpeg_decompress_struct *jpeg, region *want) {
 static int read_region(region *want, char *why) {
     struct jpeg_decompress_struct jpeg;
     errors own;
+    ps_huffman entropy;
     if (!lib.create || want->left < 0 || want->top < 0 || want->left >= want->right || want->top >= want->bottom)
         return SENSELESS;
     begin(&jpeg, &own, why);
     volatile int outcome = FAILED;
     if (!setjmp(own.escape)) {
         lib.create(&jpeg, JPEG_LIB_VERSION, sizeof jpeg);
-        outcome = decode(&jpeg, want);
+        outcome = decode(&jpeg, want, &entropy);
     }
     if (jpeg.mem) lib.destroy(&jpeg);
     return outcome;

@@ -49,7 +49,9 @@ void *ps_scratch(int slot, size_t bytes) {
         own->bytes[slot] = 0;
         size_t rounded = (bytes + bytes / 4 + 4095) & ~(size_t)4095; /* sizes vary by sample: grow seldom */
         own->memory[slot] = aligned_alloc(64, rounded);
-        if (own->memory[slot]) own->bytes[slot] = rounded;
+        if (!own->memory[slot]) return NULL;
+        memset(own->memory[slot], 0, rounded);
+        own->bytes[slot] = rounded;
     }
     return own->memory[slot];
 }

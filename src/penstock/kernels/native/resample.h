@@ -28,9 +28,10 @@ typedef struct {
     int down_first; /* the vertical pass before the horizontal one */
 } ps_resize_plan;
 
-/* Memory of this thread that lives until the thread ends; a slot's content is lost when it grows. NULL without memory. */
+/* Memory of this thread that lives until the thread ends, zero at first; a slot's content is lost when it grows. NULL
+ * without memory. */
 #define PS_PADDING 64
-enum { PS_SCRATCH_AXES, PS_SCRATCH_ROWS, PS_SCRATCH_IMAGE, PS_SCRATCH_TAIL, PS_SCRATCH_SLOTS };
+enum { PS_SCRATCH_AXES, PS_SCRATCH_ROWS, PS_SCRATCH_IMAGE, PS_SCRATCH_TAIL, PS_SCRATCH_CODES, PS_SCRATCH_SLOTS };
 void *ps_scratch(int slot, size_t bytes);
 
 /* 0, or -1 for a senseless spec, or -2 without memory. The plan uses PS_SCRATCH_AXES. */
