@@ -39,18 +39,15 @@ static int step_of(int symbol) { return symbol & 15 || symbol >> 4 == 15 ? (symb
 static void build_pairs(ps_code *code) {
     for (uint32_t look = 0; look < 1u << LOOK; look++) {
         ps_ac_entry entry = {{0, 0}, {0, 0}, {0, 0}};
-        int length = code->length[look], size = code->symbol[look] & 15;
-        entry.step[0] = length ? (uint8_t)step_of(code->symbol[look]) : 0;
-        entry.bits[0] = (uint8_t)length;
-        if (length && length + size > LOOK) {
-            entry.value[0] = (int16_t)size;
-        } else if (length) {
-            int used = length + size;
+        int length = code->length[look], size = code->symbol[look] & 15, used = length + size;
+        if (length) {
             uint32_t mask = (1u << LOOK) - 1, rest = look << used & mask;
-            entry.value[0] = (int16_t)extend((look & (mask >> length)) >> (LOOK - used), size);
+            int fits = used <= LOOK, next = fits ? code->length[rest] : 0;
+            int next_size = code->symbol[rest] & 15, both = used + next + next_size;
+            entry.step[0] = (uint8_t)step_of(code->symbol[look]);
             entry.bits[0] = entry.bits[1] = (uint8_t)used;
+            entry.value[0] = (int16_t)(fits ? extend((look & (mask >> length)) >> (LOOK - used), size) : PS_LONGER + size);
             entry.value[1] = entry.value[0];
-            int next = code->length[rest], next_size = code->symbol[rest] & 15, both = used + next + next_size;
             if (next && both <= LOOK) {
                 uint32_t raw = (look & (mask >> (used + next))) >> (LOOK - both);
                 entry.value[1] = (int16_t)extend(raw, next_size);
@@ -101,32 +98,29 @@ typedef struct {
     int bits;
 } reader;
 
-/* Byte by byte, up to a marker or the end. */
-static __attribute__((noinline)) void refill_slowly(reader *r) {
-    while (r->bits <= 56 && r->at < r->end) {
-        uint64_t byte = *r->at;
-        const uint8_t *next = r->at + 1;
+/* Byte by byte, up to a marker or the end. By value, so that the caller's copy can stay in registers. */
+static __attribute__((noinline)) reader refilled_slowly(reader r) {
+    while (r.bits <= 56 && r.at < r.end) {
+        uint64_t byte = *r.at;
+        const uint8_t *next = r.at + 1;
         if (byte == 0xFF) {
-            while (next < r->end && *next == 0xFF) next++;
-            if (next >= r->end || *next) return;
+            while (next < r.end && *next == 0xFF) next++;
+            if (next >= r.end || *next) return r;
             next++;
         }
-        r->buffer |= byte << (56 - r->bits);
-        r->bits += 8;
-        r->at = next;
+        r.buffer |= byte << (56 - r.bits);
+        r.bits += 8;
+        r.at = next;
     }
+    return r;
 }
 
 /* At least 56 valid bits, or all there are. */
-static inline void refill(reader *r) {
-    uint64_t word;
-    if (r->end - r->at < 8) {
-        refill_slowly(r);
-        return;
-    }
-    memcpy(&word, r->at, 8);
+static inline __attribute__((always_inline)) void refill(reader *r) {
+    uint64_t word = ~(uint64_t)0;
+    if (r->end - r->at >= 8) memcpy(&word, r->at, 8);
     if ((~word - 0x0101010101010101u) & word & 0x8080808080808080u) { /* a byte 0xFF */
-        refill_slowly(r);
+        *r = refilled_slowly(*r);
         return;
     }
     r->buffer |= __builtin_bswap64(word) >> r->bits;
@@ -134,7 +128,7 @@ static inline void refill(reader *r) {
     r->bits |= 56;
 }
 
-static inline void drop(reader *r, int bits) {
+static inline __attribute__((always_inline)) void drop(reader *r, int bits) {
     r->buffer <<= bits;
     r->bits -= bits;
 }
@@ -142,7 +136,7 @@ static inline void drop(reader *r, int bits) {
 static inline uint32_t peek(const reader *r, int bits) { return (uint32_t)(r->buffer >> 1 >> (63 - bits)); }
 
 /* The next symbol, dropped, or -1. */
-static inline int read_symbol(reader *r, const ps_code *code) {
+static inline __attribute__((always_inline)) int read_symbol(reader *r, const ps_code *code) {
     uint32_t look = peek(r, LOOK);
     if (code->length[look]) {
         drop(r, code->length[look]);
@@ -159,7 +153,7 @@ static inline int read_symbol(reader *r, const ps_code *code) {
 
 /* ---- blocks */
 
-static inline int read_value(reader *r, int size) {
+static inline __attribute__((always_inline)) int read_value(reader *r, int size) {
     int value = extend(peek(r, size), size);
     drop(r, size);
     return value;
@@ -170,30 +164,29 @@ static inline __attribute__((always_inline)) int read_rest(reader *r, const ps_c
     for (int k = 1; k < 64;) {
         if (r->bits < 32) refill(r);
         const ps_ac_entry entry = code->pairs[peek(r, LOOK)];
-        if (__builtin_expect(entry.bits[1] != 0, 1)) {
-            k += entry.step[0];
-            if (keep) block[order[k - 1]] = entry.value[0];
-            if (k > 63) {
-                drop(r, entry.bits[0]);
-                break;
-            }
-            k += entry.step[1];
-            if (keep) block[order[k - 1]] = entry.value[1];
-            drop(r, entry.bits[1]);
-        } else if (entry.bits[0]) {
-            drop(r, entry.bits[0]);
-            k += entry.step[0];
-            if (keep)
-                block[order[k - 1]] = (JCOEF)read_value(r, entry.value[0]);
-            else
-                drop(r, entry.value[0]);
-        } else {
+        if (__builtin_expect(!entry.bits[0], 0)) {
             int symbol = read_symbol(r, code);
             if (symbol < 0) return 0;
             k += step_of(symbol);
             int value = read_value(r, symbol & 15);
             if (keep) block[order[k - 1]] = (JCOEF)value;
+            continue;
         }
+        k += entry.step[0];
+        if (keep && __builtin_expect(entry.value[0] < PS_LONGER / 2, 0)) {
+            int size = entry.value[0] - PS_LONGER;
+            drop(r, entry.bits[0] - size);
+            block[order[k - 1]] = (JCOEF)read_value(r, size);
+            continue;
+        }
+        if (keep) block[order[k - 1]] = entry.value[0];
+        if (k > 63) {
+            drop(r, entry.bits[0]);
+            break;
+        }
+        k += entry.step[1];
+        if (keep) block[order[k - 1]] = entry.value[1];
+        drop(r, entry.bits[1]);
     }
     return 1;
 }

@@ -10,10 +10,12 @@
 #define PS_HUFFMAN_BITS 11 /* looked up at a time; 10 and 12 are slower */
 
 typedef struct {
-    int16_t value[2]; /* of the one or two coefficients that the bits hold */
+    int16_t value[2]; /* of the one or two coefficients that the bits looked at hold; PS_LONGER + size of one they cut */
     uint8_t step[2];  /* positions forward, past each coefficient; 64 at the end of a block */
-    uint8_t bits[2];  /* of the first, of both; of a coefficient that the bits do not hold entirely: its size, 0 */
-} ps_ac_entry;        /* all zero where the code itself is longer */
+    uint8_t bits[2];  /* of the first coefficient, of both */
+} ps_ac_entry;        /* all zero where the code itself is longer than the bits looked at */
+
+#define PS_LONGER -0x4000
 
 typedef struct {
     uint8_t counts[17], symbols[256]; /* the table as the file defines it: the key to all below */
