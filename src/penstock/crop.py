@@ -103,7 +103,9 @@ class Resize(Viewing):
         _check_filter("resize", self.interpolation)
         if self.max_size is not None:
             if not isinstance(self.to, int):
-                raise GraphError("resize: max_size bounds the longer side, so size must be one number, the shorter side")
+                raise GraphError(
+                    "resize: max_size bounds the longer side, so size must be one number, the shorter side"
+                )
             if not _whole(self.max_size) or self.max_size <= self.to:
                 raise GraphError(f"resize: max_size must be a whole number above size {self.to}, not {self.max_size!r}")
 

@@ -32,7 +32,9 @@ static const uint8_t order[64 + 64 + 16] = {
 /* ---- tables */
 
 /* The value that `size` bits stand for. */
-static inline int extend(uint32_t raw, int size) { return size && !(raw >> (size - 1)) ? (int)raw - (1 << size) + 1 : (int)raw; }
+static inline int extend(uint32_t raw, int size) {
+    return size && !(raw >> (size - 1)) ? (int)raw - (1 << size) + 1 : (int)raw;
+}
 
 static int step_of(int symbol) { return symbol & 15 || symbol >> 4 == 15 ? (symbol >> 4) + 1 : 64; }
 
@@ -46,7 +48,8 @@ static void build_pairs(ps_code *code) {
             int next_size = code->symbol[rest] & 15, both = used + next + next_size;
             entry.step[0] = (uint8_t)step_of(code->symbol[look]);
             entry.bits[0] = entry.bits[1] = (uint8_t)used;
-            entry.value[0] = (int16_t)(fits ? extend((look & (mask >> length)) >> (LOOK - used), size) : PS_LONGER + size);
+            int value = fits ? extend((look & (mask >> length)) >> (LOOK - used), size) : PS_LONGER + size;
+            entry.value[0] = (int16_t)value;
             entry.value[1] = entry.value[0];
             if (next && both <= LOOK) {
                 uint32_t raw = (look & (mask >> (used + next))) >> (LOOK - both);

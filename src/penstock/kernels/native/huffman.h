@@ -10,7 +10,7 @@
 #define PS_HUFFMAN_BITS 11 /* looked up at a time; 10 and 12 are slower */
 
 typedef struct {
-    int16_t value[2]; /* of the one or two coefficients that the bits looked at hold; PS_LONGER + size of one they cut */
+    int16_t value[2]; /* of the one or two coefficients in the bits looked at; PS_LONGER + size of one they cut */
     uint8_t step[2];  /* positions forward, past each coefficient; 64 at the end of a block */
     uint8_t bits[2];  /* of the first coefficient, of both */
 } ps_ac_entry;        /* all zero where the code itself is longer than the bits looked at */

@@ -1,5 +1,5 @@
-/* Decodes regions of JPEG images with the libjpeg-turbo that Pillow has loaded, so that pixels are Pillow's, and resizes
- * them in the same call. Nothing is linked: ps_jpeg_bind finds the functions in the library it is told. */
+/* Decodes regions of JPEG images with the libjpeg-turbo that Pillow has loaded, so that pixels are Pillow's, and
+ * resizes them in the same call. Nothing is linked: ps_jpeg_bind finds the functions in the library it is told. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 
 enum { OK = 0, FAILED = -1, NO_MEMORY = -2, SENSELESS = -3 };
 
-static struct {
+typedef struct {
     __typeof__(jpeg_std_error) *std_error;
     __typeof__(jpeg_CreateDecompress) *create;
     __typeof__(jpeg_destroy_decompress) *destroy;
@@ -24,7 +24,9 @@ static struct {
     __typeof__(jpeg_skip_scanlines) *skip;
     __typeof__(jpeg_crop_scanline) *crop;
     __typeof__(jpeg_has_multiple_scans) *several_scans;
-} lib;
+} functions;
+
+static functions lib; /* all NULL until bound */
 
 /* ---- errors: libjpeg's leave through longjmp to read_region or ps_jpeg_bind, and no further */
 
@@ -59,9 +61,9 @@ static void warn(j_common_ptr any, int level) {
 
 static void silence(j_common_ptr any) { (void)any; }
 
-static void begin(struct jpeg_decompress_struct *jpeg, errors *own, char *why) {
+static void begin(const functions *with, struct jpeg_decompress_struct *jpeg, errors *own, char *why) {
     memset(jpeg, 0, sizeof *jpeg);
-    jpeg->err = lib.std_error(&own->base);
+    jpeg->err = with->std_error(&own->base);
     own->base.error_exit = fail;
     own->base.emit_message = warn;
     own->base.output_message = silence;
@@ -76,15 +78,21 @@ int ps_jpeg_bind(const char *path, char *why) {
         snprintf(why, JMSG_LENGTH_MAX, "%s", dlerror());
         return FAILED;
     }
+    functions found;
     const struct {
         const char *name;
         void **place;
     } wanted[] = {
-        {"jpeg_std_error", (void **)&lib.std_error},         {"jpeg_CreateDecompress", (void **)&lib.create},
-        {"jpeg_destroy_decompress", (void **)&lib.destroy},  {"jpeg_mem_src", (void **)&lib.mem_src},
-        {"jpeg_read_header", (void **)&lib.read_header},     {"jpeg_start_decompress", (void **)&lib.start},
-        {"jpeg_read_scanlines", (void **)&lib.read},         {"jpeg_skip_scanlines", (void **)&lib.skip},
-        {"jpeg_crop_scanline", (void **)&lib.crop},          {"jpeg_has_multiple_scans", (void **)&lib.several_scans},
+        {"jpeg_std_error", (void **)&found.std_error},
+        {"jpeg_CreateDecompress", (void **)&found.create},
+        {"jpeg_destroy_decompress", (void **)&found.destroy},
+        {"jpeg_mem_src", (void **)&found.mem_src},
+        {"jpeg_read_header", (void **)&found.read_header},
+        {"jpeg_start_decompress", (void **)&found.start},
+        {"jpeg_read_scanlines", (void **)&found.read},
+        {"jpeg_skip_scanlines", (void **)&found.skip},
+        {"jpeg_crop_scanline", (void **)&found.crop},
+        {"jpeg_has_multiple_scans", (void **)&found.several_scans},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         *wanted[i].place = dlsym(handle, wanted[i].name);
@@ -95,10 +103,11 @@ int ps_jpeg_bind(const char *path, char *why) {
     }
     struct jpeg_decompress_struct jpeg;
     errors own;
-    begin(&jpeg, &own, why);
+    begin(&found, &jpeg, &own, why);
     if (setjmp(own.escape)) return FAILED;
-    lib.create(&jpeg, JPEG_LIB_VERSION, sizeof jpeg); /* compares version and struct size with its own */
-    lib.destroy(&jpeg);
+    found.create(&jpeg, JPEG_LIB_VERSION, sizeof jpeg); /* compares version and struct size with its own */
+    found.destroy(&jpeg);
+    lib = found;
     return OK;
 }
 
@@ -173,7 +182,8 @@ void ps_jpeg_header(const uint8_t *data, int64_t size, int32_t *result) {
         if (end - at < 4 || at[0] != 0xFF) return;
         marker = at[1];
         size_t length = big(at + 2, 2);
-        if (marker < 0xC0 || (marker >= 0xD0 && marker <= 0xD9) || length < 2 || (size_t)(end - at) < length + 2) return;
+        if (marker < 0xC0 || (marker >= 0xD0 && marker <= 0xD9)) return;
+        if (length < 2 || (size_t)(end - at) < length + 2) return;
         if (!read_segment(&found, marker, at + 4, length - 2, &exifs)) return;
         at += length + 2;
     }
@@ -198,9 +208,9 @@ typedef struct {
     int channels;
 } region;
 
-/* Restrict decoding to the columns wanted. Interpolated chroma needs its neighbours, and the library treats the first and
- * last column it decodes as the image's edges, so it decodes some more on both sides. Returns the columns too many at
- * the left. */
+/* Restrict decoding to the columns wanted. Interpolated chroma needs its neighbours, and the library treats the first
+ * and last column it decodes as the image's edges, so it decodes some more on both sides. Returns the columns too many
+ * at the left. */
 static int32_t restrict_columns(struct jpeg_decompress_struct *jpeg, const region *want, ps_huffman *entropy) {
     int32_t margin = jpeg->max_h_samp_factor > 1 ? 2 * jpeg->max_h_samp_factor : 0, width = (int32_t)jpeg->output_width;
     int32_t left = want->left > margin ? want->left - margin : 0;
@@ -237,7 +247,8 @@ static int decode(struct jpeg_decompress_struct *jpeg, region *want, ps_huffman 
     if (first && !extra && !above && (int32_t)jpeg->output_width == want->right - want->left) {
         want->stride = want->direct_stride;
     } else {
-        first = ps_scratch(PS_SCRATCH_IMAGE, (size_t)want->stride * (size_t)(want->bottom - want->top + above) + PS_PADDING);
+        size_t rows = (size_t)(want->bottom - want->top + above);
+        first = ps_scratch(PS_SCRATCH_IMAGE, (size_t)want->stride * rows + PS_PADDING);
         if (!first) return NO_MEMORY;
     }
     if (!several && want->top) lib.skip(jpeg, (JDIMENSION)want->top);
@@ -252,7 +263,7 @@ static int read_region(region *want, char *why) {
     ps_huffman entropy;
     if (!lib.create || want->left < 0 || want->top < 0 || want->left >= want->right || want->top >= want->bottom)
         return SENSELESS;
-    begin(&jpeg, &own, why);
+    begin(&lib, &jpeg, &own, why);
     volatile int outcome = FAILED;
     if (!setjmp(own.escape)) {
         lib.create(&jpeg, JPEG_LIB_VERSION, sizeof jpeg);
@@ -268,9 +279,9 @@ static void to_gray(const uint8_t *from, uint8_t *out, int64_t pixels) {
         out[i] = (uint8_t)((from[0] * 19595u + from[1] * 38470u + from[2] * 7471u + 0x8000u) >> 16);
 }
 
-/* Decodes columns left .. right-1 of rows top .. bottom-1 into `out`, rows `stride` bytes apart: RGB, or with channels 1
- * Pillow's "L". The pixels are those of a full decode. 0; FAILED with `why` (JMSG_LENGTH_MAX bytes) filled when the data
- * up to the last row wanted is corrupt; NO_MEMORY; SENSELESS for a box outside the image or an unbound library. */
+/* Decodes columns left .. right-1 of rows top .. bottom-1 into `out`, rows `stride` bytes apart: RGB, or with channels
+ * 1 Pillow's "L". The pixels are those of a full decode. 0; FAILED with `why` (JMSG_LENGTH_MAX bytes) filled when the
+ * data up to the last row wanted is corrupt; NO_MEMORY; SENSELESS for a box outside the image or an unbound library. */
 int ps_jpeg_decode(const uint8_t *data, int64_t size, int32_t left, int32_t top, int32_t right, int32_t bottom,
                    int32_t channels, uint8_t *out, int64_t stride, char *why) {
     region want = {.data = data, .size = (unsigned long)size, .left = left, .top = top, .right = right,
@@ -288,17 +299,19 @@ int ps_jpeg_decode(const uint8_t *data, int64_t size, int32_t left, int32_t top,
     return OK;
 }
 
-/* Decodes as ps_jpeg_decode does, cut to the box, and resizes that cut as ps_resize does a whole image; decodes only what
- * the window needs. */
+/* Decodes as ps_jpeg_decode does, cut to the box, and resizes that cut as ps_resize does a whole image; decodes only
+ * what the window needs. */
 int ps_jpeg_resize(const uint8_t *data, int64_t size, int32_t left, int32_t top, int32_t right, int32_t bottom,
                    int32_t channels, int32_t out_h, int32_t out_w, int32_t filter, int32_t from_x, int32_t from_y,
                    int32_t to_x, int32_t to_y, int32_t flip, uint8_t *out, int64_t stride, char *why) {
-    ps_resize_spec spec = {bottom - top, right - left, {0, 0, (float)(right - left), (float)(bottom - top)}, out_h, out_w,
+    int32_t height = bottom - top, width = right - left;
+    ps_resize_spec spec = {height, width,  {0, 0, (float)width, (float)height}, out_h, out_w,
                            filter, {from_x, from_y, to_x, to_y}, flip, channels};
     ps_resize_plan plan;
     int problem = ps_resize_prepare(&spec, &plan);
     if (problem) return problem == -2 ? NO_MEMORY : SENSELESS;
-    region want = {.data = data, .size = (unsigned long)size, .left = left + plan.across.low, .top = top + plan.down.low,
+    region want = {.data = data, .size = (unsigned long)size,
+                   .left = left + plan.across.low, .top = top + plan.down.low,
                    .right = left + plan.across.high, .bottom = top + plan.down.high, .gray = channels == 1};
     problem = read_region(&want, why);
     if (problem) return problem;

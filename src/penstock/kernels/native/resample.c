@@ -1,5 +1,5 @@
-/* Antialiased resizing of 8-bit images, bit for bit as Pillow does it: weights in doubles, rounded to 22 bits; two passes,
- * the first into 8 bits; each sum rounded once. Integer sums are exact, so their order is free. */
+/* Antialiased resizing of 8-bit images, bit for bit as Pillow does it: weights in doubles, rounded to 22 bits; two
+ * passes, the first into 8 bits; each sum rounded once. Integer sums are exact, so their order is free. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -123,7 +123,7 @@ static void weigh_axis(ps_axis *axis, int filter, int32_t in, float low, float h
     }
 }
 
-/* Output i is exactly source pixel first[i], as `nearest` asks (with its accumulated steps) and as no change of size. */
+/* Output i is source pixel first[i], as `nearest` asks (with its accumulated steps), and as no change of size does. */
 static void point_axis(ps_axis *axis, int32_t in, float low, float high, int32_t out, int32_t from) {
     double step = (double)(high - low) / out, at = (double)low + step * 0.5;
     for (int32_t i = 0; i < from; i++) at += step;
@@ -422,9 +422,9 @@ int ps_resize_run(ps_resize_plan *plan, const uint8_t *source, int64_t stride, i
 
 /* Resizes `source` (in_h x in_w pixels of `channels` bytes, rows `stride` bytes apart) into `out`, which receives the
  * window. `out` may not overlap `source`. 0, -1 for senseless numbers, -2 without memory. */
-int ps_resize(const uint8_t *source, int64_t stride, int32_t in_h, int32_t in_w, int32_t channels, float left, float top,
-              float right, float bottom, int32_t out_h, int32_t out_w, int32_t filter, int32_t from_x, int32_t from_y,
-              int32_t to_x, int32_t to_y, int32_t flip, uint8_t *out, int64_t out_stride) {
+int ps_resize(const uint8_t *source, int64_t stride, int32_t in_h, int32_t in_w, int32_t channels, float left,
+              float top, float right, float bottom, int32_t out_h, int32_t out_w, int32_t filter, int32_t from_x,
+              int32_t from_y, int32_t to_x, int32_t to_y, int32_t flip, uint8_t *out, int64_t out_stride) {
     ps_resize_spec spec = {in_h, in_w, {left, top, right, bottom}, out_h, out_w, filter, {from_x, from_y, to_x, to_y},
                            flip, channels};
     ps_resize_plan plan;
