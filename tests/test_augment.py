@@ -289,6 +289,8 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (Normalize, {"mean": (0.5,), "std": (1.0, 1.0, 1.0)}, "as many"),
     (Normalize, {"mean": (0.5,), "std": (0.0,)}, "greater than 0"),
     (DeepAutoAugment, {"policy": ()}, "load_deep_policy"),
+    (DeepAutoAugment, {"policy": (1, 2)}, "load_deep_policy"),
+    (DeepAutoAugment, {"policy": ((1, 2),)}, "a choice is"),
     (DeepAutoAugment, {"policy": ((("Blur", 0.5, 1.0),),)}, "unknown operator 'Blur'"),
     (DeepAutoAugment, {"policy": ((("Invert", 1.5, 1.0),),)}, "magnitude from 0 to 1"),
     (DeepAutoAugment, {"policy": ((("Invert", 0.5, 0.0),),)}, "all be 0"),

@@ -183,10 +183,11 @@ def test_both_builds_give_the_same_bytes() -> None:
     base.ps_augment.argtypes = native.lib.ps_augment.argtypes
     image = smooth(67, 45, seed=3)
     for op, choices in PARAMETERS.items():
-        numbers = (ctypes.c_double * pixels.FLAT)(op, *choices[-1])
-        out = np.empty_like(image)
-        assert base.ps_augment(image.ctypes.data, out.ctypes.data, 67, 45, 3, numbers, 1) == 0
-        np.testing.assert_array_equal(out, apply(image, [(op, choices[-1])]), err_msg=str(op))
+        for parameters in choices:
+            numbers = (ctypes.c_double * pixels.FLAT)(op, *parameters)
+            out = np.empty_like(image)
+            assert base.ps_augment(image.ctypes.data, out.ctypes.data, 67, 45, 3, numbers, 1) == 0
+            np.testing.assert_array_equal(out, apply(image, [(op, parameters)]), err_msg=f"{op} {parameters}")
 
 
 def test_a_strided_view_is_read_right() -> None:
@@ -209,14 +210,25 @@ def test_what_is_no_image_is_refused(image: NDArray[np.uint8]) -> None:
         apply(image, [(Op.INVERT, ())])
 
 
-def test_senseless_numbers_are_refused_or_harmless() -> None:
-    image = noise(5, 6)
-    for bad in (float("nan"), float("inf"), 1e30):
-        with pytest.raises(ValueError, match="cannot apply"):
-            apply(image, [(Op.AFFINE, (bad, 0.0, 0.0, 0.0, 1.0, 0.0, *FILL))])
-        apply(image, [(Op.ERASE, (-bad, -bad, bad, bad, *FILL))])
+@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])
+def test_senseless_numbers_are_refused(op: Op, bad: float) -> None:
     with pytest.raises(ValueError, match="cannot apply"):
-        apply(image, [(99, ())])  # type: ignore[list-item]
+        apply(noise(5, 6), [(op, (bad, 0.0, 0.0, 0.0, 1.0, 0.0, *FILL))])
+
+
+def test_an_unknown_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot apply"):
+        apply(noise(5, 6), [(99, ())])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("box", [(-4.0, -4.0, 9.0, 9.0), (3.0, 3.0, 1.0, 1.0), (9.0, 9.0, 99.0, 99.0)])
+def test_a_hole_is_cut_at_the_border(box: tuple[float, float, float, float]) -> None:
+    image = noise(5, 6)
+    top, left, bottom, right = (max(0, int(side)) for side in box)
+    expected = image.copy()
+    expected[top:bottom, left:right] = FILL
+    np.testing.assert_array_equal(apply(image, [(Op.ERASE, (*box, *FILL))]), expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (7, 5, 3), (224, 224, 3), (9, 9, 1)])

@@ -6,13 +6,14 @@ lane can apply; `pixels` is how a CPU does.
 
 from penstock.augment.auto import AutoAugment, RandAugment, TrivialAugment
 from penstock.augment.colour import ColorJitter, Cutout, Normalize
-from penstock.augment.deep import DeepAutoAugment, load_deep_policy, uniform_policy
+from penstock.augment.deep import DeepAutoAugment, DeepPolicy, load_deep_policy, uniform_policy
 
 __all__ = [
     "AutoAugment",
     "ColorJitter",
     "Cutout",
     "DeepAutoAugment",
+    "DeepPolicy",
     "Normalize",
     "RandAugment",
     "TrivialAugment",

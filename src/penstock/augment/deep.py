@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,8 +62,7 @@ class DeepAutoAugment(MovingOperator):
         frame = Frame(height, width, self.sampler, rgb(self.fill))
         steps: list[Step | None] = []
         for k, (layer, bounds) in enumerate(zip(self.policy, self._bounds, strict=True)):
-            drawn = units[_DRAWS * k] * bounds[-1]
-            name, level, _ = layer[next(i for i, bound in enumerate(bounds) if drawn < bound)]
+            name, level, _ = layer[bisect_right(bounds, units[_DRAWS * k] * bounds[-1])]
             steps.append(_OPERATORS[name](level, units[_DRAWS * k + 1 : _DRAWS * (k + 1)], frame))
         return tuple(one for one in steps if one is not None)
 
@@ -70,15 +70,11 @@ class DeepAutoAugment(MovingOperator):
 def uniform_policy(layers: int = 5) -> DeepPolicy:
     """Every operator with equal probability, at each of twelve magnitudes where it has one.
 
-    An untrained policy, as good as a learned one for measuring speed. Leaves out what only suits one data set."""
+    An untrained policy, as good as a learned one for measuring speed. Leaves out what only suits large images."""
     whole("uniform_policy", "layers", layers, 1)
-    layer = []
-    for name in _OPERATORS:
-        if name in _MAGNITUDES:
-            layer += [(name, level / 12, 1 / 12) for level in range(13) if level != 6]
-        elif name not in ("RandCutout60", "RandResizeCrop_imagenet"):
-            layer.append((name, 0.5, 1.0))
-    return (tuple(layer),) * layers
+    fixed = [(name, 0.5, 1.0) for name in _WITHOUT if name not in ("RandCutout60", "RandResizeCrop_imagenet")]
+    ranged = [(name, level / 12, 1 / 12) for name in _WITH_MAGNITUDE for level in range(13) if level != 6]
+    return (tuple(fixed + ranged),) * layers
 
 
 def load_deep_policy(path: str | os.PathLike[str]) -> DeepPolicy:
@@ -100,7 +96,7 @@ def load_deep_policy(path: str | os.PathLike[str]) -> DeepPolicy:
 
 def _checked(policy: object) -> DeepPolicy:
     layers = policy if isinstance(policy, Sequence) and not isinstance(policy, str) else ()
-    if not layers or not all(layers):
+    if not layers or not all(isinstance(layer, Sequence) and layer for layer in layers):
         raise GraphError(
             "deep_auto_augment: policy must be layers of (operator, magnitude, probability); "
             f"load_deep_policy(path) reads a published one; found {policy!r}"
@@ -111,8 +107,9 @@ def _checked(policy: object) -> DeepPolicy:
     return checked
 
 
-def _checked_choice(choice: Sequence[Any]) -> tuple[str, float, float]:
-    if len(choice) != 3 or not (number(choice[1]) and 0 <= choice[1] <= 1 and number(choice[2]) and choice[2] >= 0):
+def _checked_choice(choice: Any) -> tuple[str, float, float]:
+    triple = isinstance(choice, Sequence) and len(choice) == 3
+    if not (triple and number(choice[1]) and 0 <= choice[1] <= 1 and number(choice[2]) and choice[2] >= 0):
         raise GraphError(
             "deep_auto_augment: a choice is an operator, a magnitude from 0 to 1 and a probability of 0 or more, "
             f"not {choice!r}"
@@ -180,28 +177,29 @@ def _resized_crop(level: float, draws: Units, frame: Frame) -> Step | None:
     return Op.AFFINE_BILINEAR, (w / width, 0.0, float(left), 0.0, h / height, float(top), *frame.fill)
 
 
-_OPERATORS: dict[str, _Operator] = {
-    "Identity": lambda level, draws, frame: None,
+_WITH_MAGNITUDE: dict[str, _Operator] = {
     "ShearX": _ranged("ShearX", -0.3, 0.3, mirrored=True),
     "ShearY": _ranged("ShearY", -0.3, 0.3, mirrored=True),
     "TranslateX": _translated(horizontal=True),
     "TranslateY": _translated(horizontal=False),
     "Rotate": _ranged("Rotate", -30.0, 30.0, mirrored=True),
-    "AutoContrast": _ranged("AutoContrast", 0.0, 1.0),
-    "Invert": _ranged("Invert", 0.0, 1.0),
-    "Equalize": _ranged("Equalize", 0.0, 1.0),
     "Solarize": _ranged("Solarize", 0.0, 256.0),
     "Posterize": _ranged("Posterize", 4.0, 8.0),
     "Contrast": _ranged("Contrast", 0.1 - 1.0, 1.9 - 1.0),
     "Color": _ranged("Color", 0.1 - 1.0, 1.9 - 1.0),
     "Brightness": _ranged("Brightness", 0.1 - 1.0, 1.9 - 1.0),
     "Sharpness": _ranged("Sharpness", 0.1 - 1.0, 1.9 - 1.0),
+    "Cutout": lambda level, draws, frame: _cutout(level * 0.2 * frame.width, draws, frame) if level > 0 else None,
+}
+_WITHOUT: dict[str, _Operator] = {
+    "Identity": lambda level, draws, frame: None,
+    "AutoContrast": _ranged("AutoContrast", 0.0, 1.0),
+    "Invert": _ranged("Invert", 0.0, 1.0),
+    "Equalize": _ranged("Equalize", 0.0, 1.0),
     "RandFlip": _flip,
     "RandCrop": _crop,
-    "Cutout": lambda level, draws, frame: _cutout(level * 0.2 * frame.width, draws, frame) if level > 0 else None,
     "RandCutout": lambda level, draws, frame: _cutout(16.0, draws, frame),
     "RandCutout60": lambda level, draws, frame: _cutout(60.0, draws, frame),
     "RandResizeCrop_imagenet": _resized_crop,
 }
-
-_MAGNITUDES = {name for name in _OPERATORS if not name.startswith(("Rand", "Auto", "Id", "In", "Eq"))}
+_OPERATORS = {**_WITH_MAGNITUDE, **_WITHOUT}

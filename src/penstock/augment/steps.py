@@ -84,13 +84,16 @@ def magnitude(span: Span | None, bin: int, bins: int, height: int, width: int) -
 
 
 def _shear_x(value: float, frame: Frame) -> tuple[float, ...]:
-    return (1.0, math.tan(math.radians(math.degrees(math.atan(value)))), 0.0, 0.0, 1.0, 0.0)
+    return (1.0, math.tan(_angle(value)), 0.0, 0.0, 1.0, 0.0)
 
 
 def _shear_y(value: float, frame: Frame) -> tuple[float, ...]:
-    angle = math.radians(math.degrees(math.atan(value)))
-    cosine = math.cos(-angle) / math.cos(angle)
-    return (1.0, 0.0, 0.0, -math.sin(-angle) / math.cos(angle), cosine, 0.0)
+    return (1.0, 0.0, 0.0, math.sin(_angle(value)) / math.cos(_angle(value)), 1.0, 0.0)
+
+
+def _angle(value: float) -> float:
+    """torchvision takes shears through degrees, which costs the last bit."""
+    return math.radians(math.degrees(math.atan(value)))
 
 
 def _translate_x(value: float, frame: Frame) -> tuple[float, ...]:
@@ -125,7 +128,6 @@ _FACTORS = {
     "Sharpness": Op.SHARPNESS,
 }
 _PLAIN = {"AutoContrast": Op.AUTOCONTRAST, "Equalize": Op.EQUALIZE, "Invert": Op.INVERT}
-_VALUES = {"Posterize": Op.POSTERIZE, "Solarize": Op.SOLARIZE}
 
 
 def step(name: str, value: float, frame: Frame) -> Step | None:
@@ -134,6 +136,8 @@ def step(name: str, value: float, frame: Frame) -> Step | None:
         return frame.sampler, (*_MATRICES[name](value, frame), *frame.fill)
     if name in _FACTORS:
         return _FACTORS[name], (1.0 + value,)
-    if name in _VALUES:
-        return _VALUES[name], (value,)
+    if name == "Posterize":
+        return Op.POSTERIZE, (float(int(value)),)
+    if name == "Solarize":
+        return Op.SOLARIZE, (value,)
     return (_PLAIN[name], ()) if name in _PLAIN else None

@@ -1,13 +1,18 @@
 /* Colour and geometry over interleaved 8-bit images, with the arithmetic of Pillow: equal parameters give equal bytes.
  *
  * A chain of steps runs in one call. Steps that map each value of a channel by itself (brightness, posterize, ...) are
- * composed into one table per channel, which is exact, and touch the pixels once, when a step of another kind or the end
- * of the chain needs them. This file holds the chain and the tables. */
+ * composed into one table per channel, which is exact, and touch the pixels once, when a step of another kind or the
+ * end of the chain needs them. This file holds the chain and the tables. */
+#include <math.h>
 #include <string.h>
 
 #include "pixels.h"
 
 enum { STEP = 10 }; /* doubles per step: its code, then up to nine parameters */
+enum { SIDE_MOST = 1 << 22 };
+
+/* Greater numbers mean nothing on images of these sizes, and 255 times a smaller one is still an int. */
+static const double PARAMETER_MOST = 8e6;
 
 /* ---- tables --------------------------------------------------------------------------------------------------- */
 
@@ -99,7 +104,7 @@ static void blend_from(Work *work, int level, float factor)
 
 static int brightness(Work *work, const double *p)
 {
-    blend_from(work, 0, tame(p[0]));
+    blend_from(work, 0, (float)p[0]);
     return PS_OK;
 }
 
@@ -161,7 +166,7 @@ static int contrast(Work *work, const double *p)
     ps_settle(work);
     int64_t pixels = work->height * work->width;
     uint64_t sum = work->channels == 3 ? luma_sum(work->now, pixels) : value_sum(work->now, pixels);
-    blend_from(work, (int)((double)sum / (double)pixels + 0.5), tame(p[0]));
+    blend_from(work, (int)((double)sum / (double)pixels + 0.5), (float)p[0]);
     return PS_OK;
 }
 
@@ -283,21 +288,28 @@ static Step *const STEPS[] = {
     autocontrast, equalize, invert,        ps_affine, ps_affine_bilinear, ps_affine_bicubic, ps_erase,
 };
 
+static int sensible(const double *step)
+{
+    int good = step[0] >= 0 && step[0] < (double)(sizeof(STEPS) / sizeof(*STEPS));
+    for (int i = 1; i < STEP; i++)
+        good &= fabs(step[i]) < PARAMETER_MOST; /* and not NaN */
+    return good;
+}
+
 /* Applies `count` steps of ten doubles each (code, parameters) to an image of 1 or 3 channels; `in` is only read, `out`
- * has its size and does not overlap it. Returns 0; -1 for a size out of range, -2 when out of memory, -3 for a step that
- * is unknown or has senseless parameters. */
+ * has its size and does not overlap it. Returns 0; -1 for a size out of range, -2 when out of memory, -3 for a step
+ * that is unknown or has senseless parameters. */
 int ps_augment(const uint8_t *in, uint8_t *out, int64_t height, int64_t width, int32_t channels, const double *steps,
                int32_t count)
 {
-    if (height < 1 || width < 1 || height > (1 << 24) || width > (1 << 24) || (channels != 1 && channels != 3))
+    if (height < 1 || width < 1 || height > SIDE_MOST || width > SIDE_MOST || (channels != 1 && channels != 3))
         return PS_BAD_SIZE;
     Work work = {.now = in, .out = out, .height = height, .width = width, .channels = channels};
     work.bytes = height * width * channels;
     int outcome = PS_OK;
     for (int32_t i = 0; i < count && outcome == PS_OK; i++) {
         const double *step = steps + (int64_t)i * STEP;
-        int known = step[0] >= 0 && step[0] < (double)(sizeof(STEPS) / sizeof(*STEPS));
-        outcome = known ? STEPS[(int)step[0]](&work, step + 1) : PS_BAD_STEP;
+        outcome = sensible(step) ? STEPS[(int)step[0]](&work, step + 1) : PS_BAD_STEP;
     }
     ps_settle(&work);
     if (outcome == PS_OK && work.now != out)

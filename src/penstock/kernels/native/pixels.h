@@ -51,12 +51,6 @@ static inline uint8_t blend(int a, int b, float factor)
     return (uint8_t)(value > 255 ? 255 : value);
 }
 
-/* Beyond a million every difference saturates; kept there, no product leaves the range of int. */
-static inline float tame(double factor)
-{
-    return (float)(factor < -1e6 ? -1e6 : factor > 1e6 ? 1e6 : factor);
-}
-
 static inline int luma(int r, int g, int b)
 {
     return (r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16;

@@ -20,7 +20,8 @@ static int64_t blend_wide(const uint8_t *a, const uint8_t *b, uint8_t *out, int6
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
         __m256i low = _mm256_packs_epi32(blend_eight(a + i, b + i, by), blend_eight(a + i + 8, b + i + 8, by));
-        __m256i high = _mm256_packs_epi32(blend_eight(a + i + 16, b + i + 16, by), blend_eight(a + i + 24, b + i + 24, by));
+        __m256i high =
+            _mm256_packs_epi32(blend_eight(a + i + 16, b + i + 16, by), blend_eight(a + i + 24, b + i + 24, by));
         __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
         _mm256_storeu_si256((__m256i *)(out + i), bytes);
     }
@@ -56,7 +57,7 @@ int ps_saturation(Work *work, const double *p)
         int64_t n = pixels - start < PS_BLOCK ? pixels - start : PS_BLOCK;
         const uint8_t *from = work->now + 3 * start;
         grey_of(from, grey, n);
-        blend_all(grey, from, to + 3 * start, 3 * n, tame(p[0]));
+        blend_all(grey, from, to + 3 * start, 3 * n, (float)p[0]);
     }
     work->now = to;
     return PS_OK;
@@ -90,7 +91,7 @@ int ps_sharpness(Work *work, const double *p)
         memcpy(to + y, at, (size_t)c);
         memcpy(to + y + n - c, at + n - c, (size_t)c);
         smooth_row(at, to + y, n, c);
-        blend_all(to + y + c, at + c, to + y + c, n - 2 * c, tame(p[0]));
+        blend_all(to + y + c, at + c, to + y + c, n - 2 * c, (float)p[0]);
     }
     work->now = to;
     return PS_OK;

@@ -290,9 +290,6 @@ static int warp_with(Work *work, const double *p, Sampler sampler)
     uint8_t *to = other(work);
     if (!to)
         return PS_NO_MEMORY;
-    for (int i = 0; i < 6; i++)
-        if (!(fabs(p[i]) < 1e9)) /* also NaN */
-            return PS_BAD_STEP;
     Warp warp = {work->now, work->now + work->bytes, to, work->height, work->width, work->channels, p, {0}};
     read_fill(p + 6, warp.fill);
     int outcome = PS_OK;
