@@ -38,11 +38,11 @@ declare("ps_units", None, c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_int
 declare("ps_order", None, c_uint64, c_uint32, c_int64, c_void_p, c_int64, c_void_p)
 
 
-def order(seed: int, epoch: int, n: int, start: int, count: int) -> list[int]:
-    """The ids at positions start .. start+count-1 of an epoch's order over n samples."""
-    positions = (c_int64 * count)(*range(start, start + count))
+def order(seed: int, epoch: int, n: int, positions: list[int]) -> list[int]:
+    """The ids at these positions of an epoch's order over n samples."""
+    count = len(positions)
     ids = (c_int64 * count)()
-    lib.ps_order(seed & 0xFFFFFFFFFFFFFFFF, epoch, n, positions, count, ids)
+    lib.ps_order(seed & 0xFFFFFFFFFFFFFFFF, epoch, n, (c_int64 * count)(*positions), count, ids)
     return list(ids)
 
 

@@ -1,0 +1,407 @@
+"""The process around the scheduler: keeps the books of slots, feeds lanes, hands batches to the training process.
+
+Single-threaded, imports neither numpy nor torch, so it starts in milliseconds and can fork. It ends when the training
+process does, however that ends, and takes all lanes with it.
+
+Everything that arrives (orders, slots given back, results, deaths) becomes an event of the scheduler; its instructions
+become messages. `Config` is what the training process says at the start.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from penstock.errors import OptionError
+from penstock.kernels import native
+from penstock.lanes import Answer, Slot
+from penstock.lanes.crew import Crew
+from penstock.loop import Loop
+from penstock.order import Order
+from penstock.schedule import BatchSpec, Deliver, Instruction, Scheduler
+from penstock.slots import Books
+from penstock.stats import Counters
+from penstock.view import View
+from penstock.wire import Channel
+from penstock.work import Failure, Request, Result, failure
+
+__all__ = ["Config", "main"]
+
+_TASK_S = 0.006
+"""What a tiny-batch should take: long beside the 0.1 ms a task costs to hand out, short beside a batch."""
+_QUEUE_BELOW_S = 0.02
+"""Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
+_SMALL_BYTES = 1 << 15
+"""Batches this small travel in messages."""
+_MANY = 64
+"""How many batches may be prepared ahead where they are small and take under a millisecond."""
+_SPLIT_ABOVE_S = 0.02
+"""Batches that may be cut but need not be are cut when they take longer than this."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the training process wants. Plain data."""
+
+    name: str
+    parent: int
+    workers: int
+    work: bytes | None
+    """What the template loads; None: the training process forks the template, which shares its memory."""
+    sys_path: tuple[str, ...]
+    order: Order | None
+    """The plan of an epoch; None: the training process sends each batch's content."""
+    seed: int
+    shuffle: bool
+    sizes: int
+    """How many sizes of samples (int64) lie in the descriptor that comes along; 0 without."""
+    delivery: Literal["plan", "ready"]
+    cut: Literal["always", "known", "never"]
+    """Whether batches may be cut into tiny-batches: always; once their memory is known and it pays; never."""
+    window: int | None
+    """Batches prepared ahead; None: as many as suits them."""
+    reserve: int
+    """Slots beyond the window, for batches that the user holds."""
+    memory_bytes: int
+    batch_bytes: int
+    """Bytes of a batch where they are known beforehand, else 0."""
+    metrics_port: int | None
+
+
+@dataclass
+class _State:
+    """A batch between its opening and its delivery."""
+
+    spec: BatchSpec
+    slot: Slot | None
+    results: list[Result] = field(default_factory=list)
+    fds: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+
+class Coordinator:
+    """See the module's text. Implements `penstock.lanes.Events`."""
+
+    def __init__(self, trainer: Channel, config: Config, sizes: array[int] | None) -> None:
+        self._trainer = trainer
+        self._config = config
+        self._sizes = sizes
+        self._loop = Loop()
+        self._books = Books(config.memory_bytes)
+        self._scheduler = Scheduler(order=config.delivery)
+        self._crew = Crew(
+            self._loop, self, self._books, config.workers, config.work, config.sys_path, self._want_template
+        )
+        self._counters = Counters(config.name, config.parent, config.workers)
+        self._batches: dict[int, _State] = {}
+        self._feed: Iterator[BatchSpec] = iter(())
+        self._queue: deque[BatchSpec] = deque()
+        self._next_seq = 0
+        self._undelivered = 0
+        """Batches sent to the training process that it has not taken yet."""
+        self._outbox: list[tuple[Any, ...]] = []
+        self._outbox_fds: list[int] = []
+        self._cuttable = config.cut != "never"
+        self._row_s = 0.0
+        self._rows = config.order.batch if config.order else 1
+        self._bytes = config.batch_bytes
+        self._ending = False
+
+    def run(self) -> None:
+        """Serve until the training process is gone or says so."""
+        self._loop.listen(self._trainer, self._from_trainer, closed=self._stop)
+        self._loop.watch(os.pidfd_open(self._config.parent), self._stop)
+        try:
+            view = View(self._loop, self._snapshot, self._config.metrics_port)
+            self._outbox.append(("started", view.metrics_port))
+            if self._bytes:
+                self._grow(self._bytes)
+            self._crew.start()
+            while not self._ending:
+                self._fill()
+                self._flush()
+                self._loop.step()
+        except (OptionError, OSError) as error:
+            self.lanes_failed(failure(error))
+        finally:
+            self._crew.close()
+
+    def _stop(self) -> None:
+        self._ending = True
+
+    # the training process
+
+    def _from_trainer(self, message: tuple[Any, ...]) -> None:
+        kind, *arguments = message
+        handlers: dict[str, Callable[..., None]] = {
+            "batches": self._enqueue,
+            "took": self._took,
+            "epoch": self._begin_epoch,
+            "template": self._adopt_template,
+            "stats": lambda: self._outbox.append(("stats", self._snapshot())),
+            "stalled": self._examine,
+            "bye": self._stop,
+        }
+        handlers[kind](*arguments)
+
+    def _enqueue(self, batches: list[tuple[int, Any, int | None]]) -> None:
+        """Prepare these batches: rows, payload, lane."""
+        for rows, payload, lane in batches:
+            self._queue.append(BatchSpec(self._seq(), rows, payload, lane=lane))
+
+    def _took(self, batches: int, slots: list[Slot], trainer: dict[str, float]) -> None:
+        """The training process took batches, and gives slots back."""
+        self._undelivered -= batches
+        self._counters.trainer = trainer
+        for slot in slots:
+            self._give(slot)
+
+    def _begin_epoch(self, epoch: int, consumed: int, skip: frozenset[int]) -> None:
+        """Prepare what remains of an epoch after `consumed` samples, without the steps that begin at `skip`.
+
+        Whatever was begun before is forgotten.
+        """
+        assert self._config.order is not None
+        self._cancel()
+        self._outbox.append(("epoch", self._next_seq))
+        self._feed = self._plan(epoch, self._config.order, consumed, skip)
+
+    def _adopt_template(self, pid: int) -> None:
+        self._crew.adopt(Channel(socket.socket(fileno=self._trainer.take_fd())), pid)
+
+    def _want_template(self) -> None:
+        self._outbox.append(("fork",))
+
+    def _examine(self, waited_s: float) -> None:
+        """No batch came in time: say what its workers are at, and replace those that hang."""
+        seq = self._scheduler.first_open()
+        lanes = self._scheduler.working_on(seq) if seq is not None else []
+
+        def tell(stacks: dict[int, str]) -> None:
+            text = (
+                "\n\n".join(stacks.values()) or f"no worker has work; still starting: {self._crew.starting or 'none'}"
+            )
+            self._outbox.append(("stalled", text))
+            for lane in stacks:
+                self._crew.kill(lane)
+
+        self._crew.stacks(lanes, 0.9 * waited_s, tell)
+
+    def _flush(self) -> None:
+        if self._outbox:
+            self._loop.post(self._trainer, self._outbox, self._outbox_fds)
+            self._outbox, self._outbox_fds = [], []
+
+    # batches in
+
+    def _seq(self) -> int:
+        self._next_seq += 1
+        return self._next_seq - 1
+
+    def _plan(self, epoch: int, order: Order, consumed: int, skip: frozenset[int]) -> Iterator[BatchSpec]:
+        for step in order.steps(consumed):
+            if step.first in skip:
+                continue
+            sizes = self._row_sizes(epoch, order.n, step.first, step.rows) if self._sizes else None
+            yield BatchSpec(self._seq(), step.rows, (epoch, step.first), sizes)
+
+    def _row_sizes(self, epoch: int, n: int, first: int, rows: int) -> list[int]:
+        assert self._sizes is not None
+        positions = list(range(first, first + rows))
+        ids = native.order(self._config.seed, epoch, n, positions) if self._config.shuffle else positions
+        return [self._sizes[id] for id in ids]
+
+    def _window(self) -> int:
+        """How many batches may be prepared ahead of the training process."""
+        if self._config.window is not None:
+            return self._config.window
+        light = 0 < self._row_s * self._rows < 0.001 and self._bytes <= _SMALL_BYTES
+        return max(_MANY if light else 4, 2 * self._config.workers)
+
+    def _fill(self) -> None:
+        """Open batches while the window, the slots and the feed have any."""
+        while self._scheduler.window + self._undelivered < self._window():
+            slotted = self._books.capacity > 0
+            if slotted and not self._books.free:
+                return
+            spec = self._queue.popleft() if self._queue else next(self._feed, None)
+            if spec is None:
+                return
+            self._rows = max(self._rows, spec.rows)
+            slot = self._books.take() if slotted else None
+            spec = replace(spec, whole=not self._may_cut(slot))
+            self._batches[spec.seq] = _State(spec, slot)
+            self._act(self._scheduler.batch_opened(spec))
+
+    def _may_cut(self, slot: Slot | None) -> bool:
+        if slot is None or not self._cuttable:
+            return False
+        return self._config.cut == "always" or self._row_s * self._rows > _SPLIT_ABOVE_S
+
+    def _cancel(self) -> None:
+        """Forget what was begun; memory that is being written to comes back when its writers are done."""
+        self._scheduler.cancel()
+        self._queue.clear()
+        self._undelivered = 0
+        busy = self._scheduler.busy
+        for seq, state in list(self._batches.items()):
+            state.cancelled = True
+            if seq not in busy:
+                self._drop(seq)
+
+    # batches out
+
+    def _act(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Deliver):
+                self._deliver(instruction.seq)
+                continue
+            pieces = []
+            for piece in instruction.pieces:
+                state = self._batches[piece.seq]
+                rows = tuple(sorted(piece.rows))
+                spec = state.spec
+                pieces.append(
+                    (Request(piece.seq, rows, spec.rows, piece.whole, piece.crashed, spec.payload), state.slot)
+                )
+            self._crew.run(instruction.lane, instruction.task, pieces)
+
+    def _deliver(self, seq: int) -> None:
+        state = self._batches.pop(seq)
+        slot = state.slot
+        if slot is not None and not any(_uses_slot(result) for result in state.results):
+            self._give(slot)
+            slot = None
+        self._undelivered += 1
+        self._counters.deliver(state.spec.rows, [bad for result in state.results for bad in result.bad])
+        self._outbox.append(("batch", seq, slot, state.results, len(state.fds)))
+        self._outbox_fds += state.fds
+
+    def _drop(self, seq: int) -> None:
+        """A cancelled batch's memory comes back."""
+        state = self._batches.pop(seq)
+        self._empty(state)
+        if state.slot is not None:
+            self._give(state.slot)
+
+    def _empty(self, state: _State) -> None:
+        for fd in state.fds:
+            os.close(fd)
+        state.fds.clear()
+        state.results.clear()
+
+    def _give(self, slot: Slot) -> None:
+        useless = self._books.give(slot)
+        if useless is not None:
+            self._crew.forget_region(useless)
+            self._outbox.append(("forget", useless))
+
+    def _grow(self, nbytes: int) -> None:
+        fd = self._books.grow(nbytes, self._window() + self._config.reserve)
+        generation = self._books.current
+        _, slots, capacity = self._books.region(generation)
+        self._outbox.append(("region", generation, slots, capacity))
+        self._outbox_fds.append(os.dup(fd))
+
+    # lanes
+
+    def lane_ready(self, lane: int, pid: int) -> None:
+        self._counters.worker(lane).pid = pid
+        self._act(self._scheduler.lane_joined(lane, depth=self._depth()))
+
+    def lane_lost(self, lane: int, blame: int) -> None:
+        self._counters.lost += 1
+        instructions = self._scheduler.lane_lost(lane, blame=blame)
+        self._drop_quiet()
+        self._act(instructions)
+
+    def lanes_failed(self, error: Failure) -> None:
+        """Tell the training process, which will close this loader."""
+        self._outbox.append(("failed", error))
+
+    def lane_done(self, lane: int, task: int, answers: Sequence[Answer], seconds: float, rows: int) -> None:
+        self._learn(lane, seconds, rows)
+        for index, result, own_fd in answers:
+            seq = self._scheduler.piece(lane, task, index).seq
+            state = self._batches[seq]
+            if own_fd >= 0:
+                state.fds.append(own_fd)
+            if state.cancelled or self._meets(state, result):
+                state.results.append(result)
+                self._act(self._scheduler.piece_done(lane, task, index))
+            else:
+                self._cuttable = self._config.cut == "always"
+                self._empty(state)
+                self._act(self._scheduler.piece_refused(lane, task, index))
+            self._fit(result)
+        self._drop_quiet()
+
+    def _drop_quiet(self) -> None:
+        cancelled = [seq for seq, state in self._batches.items() if state.cancelled]
+        if cancelled:
+            busy = self._scheduler.busy
+            for seq in cancelled:
+                if seq not in busy:
+                    self._drop(seq)
+
+    def _meets(self, state: _State, result: Result) -> bool:
+        """The result can stand beside the others of its batch."""
+        if result.refused or result.layout is None:
+            return not result.refused
+        key = result.layout.key
+        return all(other.layout is None or other.layout.key == key for other in state.results)
+
+    def _fit(self, result: Result) -> None:
+        """Slots as large as batches turn out to be; small batches need none until larger ones come."""
+        self._bytes = max(self._bytes, result.nbytes)
+        if result.nbytes > max(_SMALL_BYTES, self._books.capacity):
+            self._grow(result.nbytes + result.nbytes // 8 if result.tree else result.nbytes)
+
+    def _learn(self, lane: int, seconds: float, rows: int) -> None:
+        worker = self._counters.worker(lane)
+        worker.busy_s += seconds
+        worker.samples += rows
+        row_s = seconds / max(1, rows)
+        self._row_s = 0.9 * self._row_s + 0.1 * row_s if self._row_s else row_s
+        share = max(1, self._window() * self._rows // (2 * self._config.workers))
+        self._scheduler.grain = max(1, min(int(_TASK_S / max(self._row_s, 1e-9)), share))
+        self._scheduler.lane_depth(lane, self._depth())
+
+    def _depth(self) -> int:
+        rows = self._scheduler.grain if self._cuttable else self._rows
+        return 2 if self._row_s * rows < _QUEUE_BELOW_S else 1
+
+    def _snapshot(self) -> dict[str, Any]:
+        return self._counters.snapshot(
+            window=self._scheduler.window + self._undelivered,
+            slots=self._books.slots,
+            slots_free=self._books.free,
+            slot_bytes=self._books.capacity,
+            starting=len(self._crew.starting),
+            tiny_batch=self._scheduler.grain,
+        )
+
+
+def _uses_slot(result: Result) -> bool:
+    return not result.own and (result.layout is not None or bool(result.spans))
+
+
+def main(fd: int) -> None:
+    """The coordinator's whole life, on the connection to the training process."""
+    trainer = Channel(socket.socket(fileno=fd))
+    config: Config = trainer.recv()
+    sizes = None
+    if config.sizes:
+        with os.fdopen(trainer.take_fd(), "rb") as file:
+            sizes = array("q", file.read(8 * config.sizes))
+    Coordinator(trainer, config, sizes).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

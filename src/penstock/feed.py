@@ -1,0 +1,485 @@
+"""The training process's side: starts the coordinator, waits for batches, shows them as tensors over their slots.
+
+It does little per batch, waits in C, and holds no thread. A slot belongs to the user for as long as any tensor over it
+lives; when the user keeps more batches than there are slots in reserve, batches are copied out instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from array import array
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from penstock.coordinator import Config
+from penstock.errors import LaneError, PenstockError, StalledError
+from penstock.lanes import Slot
+from penstock.lanes.processes import template_main
+from penstock.layout import Layout, restore
+from penstock.order import Order
+from penstock.seeding import preserved
+from penstock.slots import Region, anonymous
+from penstock.stats import Counters
+from penstock.wire import Channel, ClosedError, pair
+from penstock.work import Failure, Memory, Request, Result, Work
+
+__all__ = ["Arrival", "Feed", "InlineFeed", "ProcessFeed", "assemble_rows", "raise_failure"]
+
+_END_WAIT_S = 5.0
+_TELL_EVERY = 8
+"""Batches taken before the coordinator hears of it, while more are at hand."""
+
+
+@dataclass
+class Arrival:
+    """A batch as it came: `value` is the batch, None where every sample of it was skipped."""
+
+    seq: int
+    value: Any = None
+    failure: Failure | None = None
+    ended: bool = False
+
+
+def arrival(seq: int, results: list[Result], buffers: list[memoryview | None]) -> Arrival:
+    """The batch, or what went wrong with it."""
+    failure = _first_failure(results)
+    if failure is not None or any(result.ended for result in results):
+        return Arrival(seq, failure=failure, ended=failure is None)
+    return Arrival(seq, assemble(results, buffers))
+
+
+class Feed(ABC):
+    """Where a loader's batches come from."""
+
+    @abstractmethod
+    def begin(self, epoch: int, consumed: int, skip: frozenset[int]) -> int:
+        """Prepare what remains of an epoch, without the steps in `skip`; returns the number of its first batch."""
+
+    @abstractmethod
+    def submit(self, batches: list[tuple[int, Any, int | None]]) -> None:
+        """Prepare these: rows, payload, lane."""
+
+    @abstractmethod
+    def next(self, timeout_s: float | None) -> Arrival:
+        """The next batch. Raises LaneError when there can be no more, StalledError when none came in time."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """The counters."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End everything this feed has started."""
+
+
+def assemble(results: list[Result], buffers: list[memoryview | None]) -> Any:
+    """The batch that the results make; `buffers[i]` is the memory that result i lies in."""
+    for result, buffer in zip(results, buffers, strict=True):
+        if result.tree:
+            return decode_tree(result, buffer)
+    laid = [(result.layout, buffer) for result, buffer in zip(results, buffers, strict=True) if result.layout]
+    if not laid:
+        return None
+    missing = {row for result in results for row in result.missing}
+    return assemble_rows(*laid[0], missing, _loose(results))
+
+
+def assemble_rows(
+    layout: Layout,
+    buffer: memoryview | None,
+    missing: Container[int] = (),
+    loose: Mapping[str, list[Any]] | None = None,
+) -> Any:
+    """The batch that lies in memory under a layout, without the missing rows."""
+    keep = [row for row in range(layout.rows) if row not in missing]
+    columns = []
+    for column in layout.columns:
+        shape = column.shape if column.single else (layout.rows, *column.shape)
+        tensor = tensor_over(buffer, column.dtype, shape, column.offset)
+        if len(keep) < layout.rows and not column.single:
+            tensor = tensor[keep]
+        columns.append(tensor.movedim(-1, -3) if column.image else tensor)
+    return restore(layout, columns, loose or {})
+
+
+def _loose(results: list[Result]) -> dict[str, list[Any]]:
+    values: dict[str, dict[int, Any]] = {}
+    for result in results:
+        if result.loose:
+            rows, fields = pickle.loads(result.loose)
+            for name, items in fields.items():
+                values.setdefault(name, {}).update(zip(rows, items, strict=True))
+    return {name: [by_row[row] for row in sorted(by_row)] for name, by_row in values.items()}
+
+
+def _first_failure(results: list[Result]) -> Failure | None:
+    """The failure of the lowest row, whatever order the rows were prepared in."""
+    failed = [result for result in results if result.failure is not None]
+    return min(failed, key=lambda result: result.failed_row).failure if failed else None
+
+
+def tensor_over(buffer: memoryview | None, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+    """A tensor over a part of a batch's memory; it keeps that memory."""
+    kind: torch.dtype = getattr(torch, dtype)
+    count = int(np.prod(shape))
+    if count == 0 or buffer is None:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(buffer, dtype=kind, count=count, offset=offset).view(shape)
+
+
+def decode_tree(result: Result, buffer: memoryview | None) -> Any:
+    """A batch of any kind, its arrays and tensors over the batch's memory."""
+    if not result.spans:
+        return pickle.loads(result.tree, buffers=[bytearray(data) for data in result.inline])
+    assert buffer is not None
+    return pickle.loads(result.tree, buffers=[buffer[start : start + size] for start, size in result.spans])
+
+
+def raise_failure(error: Failure) -> NoReturn:
+    """The exception of a worker, here; its own traceback goes along as its cause."""
+    original = pickle.loads(error.pickled) if error.pickled else None
+    reraise: Callable[[], None] | None = getattr(original, "reraise", None)
+    if reraise is not None:
+        reraise()
+    if isinstance(original, PenstockError):
+        raise original from WorkerTracebackError(error.text)
+    raise LaneError(f"a worker failed:\n{error.text}")
+
+
+class WorkerTracebackError(Exception):
+    """Carries the traceback of another process as text."""
+
+    def __str__(self) -> str:
+        return f"\n\nIn the worker:\n{self.args[0]}"
+
+
+class ProcessFeed(Feed):
+    """Batches from worker processes."""
+
+    def __init__(self, config: Config, work: Work, sizes: array[int] | None) -> None:
+        self._work = work
+        self._fork = config.work is None
+        self._reserve = config.reserve
+        self._regions: dict[int, Region] = {}
+        self._ready: deque[tuple[int, Slot | None, list[Result], list[int]]] = deque()
+        self._returned: deque[Slot] = deque()
+        self._unsent: list[Slot] = []
+        self._leased = 0
+        self._given_back = 0
+        self._taken = 0
+        self._told = 0
+        self._wait_s = 0.0
+        self._copied = 0
+        self._stats: dict[str, Any] | None = None
+        self._stalled: str | None = None
+        self._epoch_base: int | None = None
+        self.metrics_port: int | None = None
+        ours, theirs = pair()
+        with theirs:
+            process = _start_coordinator(theirs.fileno())
+        self._channel = Channel(ours)
+        self._children: list[int] = []
+        self._finalizer = weakref.finalize(self, _shut_down, self._channel, process, self._children, os.getpid())
+        fds = (_array_fd(sizes),) if sizes is not None else ()
+        self._send(config, fds)
+        for fd in fds:
+            os.close(fd)
+
+    # what a loader calls
+
+    def begin(self, epoch: int, consumed: int, skip: frozenset[int]) -> int:
+        self._epoch_base = None
+        self._tell()
+        self._send(("epoch", epoch, consumed, skip))
+        self._discard()
+        while self._epoch_base is None:
+            self._receive(None)
+        return self._epoch_base
+
+    def submit(self, batches: list[tuple[int, Any, int | None]]) -> None:
+        self._send(("batches", batches))
+
+    def next(self, timeout_s: float | None) -> Arrival:
+        if not self._ready or self._taken - self._told >= _TELL_EVERY:
+            self._tell()
+        if not self._ready:
+            self._wait(timeout_s)
+        seq, slot, results, fds = self._ready.popleft()
+        self._taken += 1
+        return arrival(seq, results, self._buffers(slot, results, fds))
+
+    def stats(self) -> dict[str, Any]:
+        self._stats = None
+        self._tell()
+        self._send(("stats",))
+        while self._stats is None:
+            self._receive(None)
+        return self._stats
+
+    def close(self) -> None:
+        self._discard()
+        self._finalizer()
+
+    # inside
+
+    def _send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self._channel.send(message, fds)
+        except (ClosedError, OSError) as error:
+            raise self._gone() from error
+
+    def _gone(self) -> LaneError:
+        self._finalizer()
+        return LaneError(
+            "the process that coordinates the workers is gone; was it killed? "
+            "Iterate again to start anew, from state_dict() to go on where this stopped"
+        )
+
+    @property
+    def held(self) -> int:
+        """Slots whose memory the user holds."""
+        self._collect_returned()
+        return self._leased - self._given_back
+
+    def _collect_returned(self) -> None:
+        while self._returned:
+            self._unsent.append(self._returned.popleft())
+            self._given_back += 1
+
+    def _tell(self) -> None:
+        """Tell the coordinator what was taken and what came back."""
+        held = self.held
+        if self._taken == self._told and not self._unsent:
+            return
+        own = {
+            "wait_s": self._wait_s,
+            "batches_taken": self._taken,
+            "batches_copied": self._copied,
+            "slots_held": held,
+        }
+        self._send(("took", self._taken - self._told, self._unsent, own))
+        self._told = self._taken
+        self._unsent = []
+
+    def _wait(self, timeout_s: float | None) -> None:
+        started = time.perf_counter()
+        try:
+            while not self._ready:
+                left = None if timeout_s is None else timeout_s - (time.perf_counter() - started)
+                if (left is not None and left <= 0) or not self._receive(left):
+                    self._report_stall(timeout_s or 0.0)
+        finally:
+            self._wait_s += time.perf_counter() - started
+
+    def _report_stall(self, timeout_s: float) -> NoReturn:
+        self._stalled = None
+        self._send(("stalled", timeout_s))
+        while self._stalled is None:
+            self._receive(None)
+        raise StalledError(f"no batch came in {timeout_s:g} s; workers that hang are replaced.\n{self._stalled}")
+
+    def _receive(self, timeout_s: float | None) -> bool:
+        """Take in what the coordinator sent; False when nothing came in time."""
+        try:
+            messages = self._channel.recv(timeout_s)
+        except (ClosedError, OSError) as error:
+            raise self._gone() from error
+        if messages is None:
+            return False
+        for kind, *arguments in messages:
+            getattr(self, f"_on_{kind}")(*arguments)
+        return True
+
+    def _on_started(self, metrics_port: int | None) -> None:
+        self.metrics_port = metrics_port
+
+    def _on_region(self, generation: int, slots: int, capacity: int) -> None:
+        fd = self._channel.take_fd()
+        self._regions[generation] = Region(fd, slots, capacity, forkable=True)
+        os.close(fd)
+        self._reserve = min(self._reserve, slots - 1)
+
+    def _on_forget(self, generation: int) -> None:
+        del self._regions[generation]
+
+    def _on_batch(self, seq: int, slot: Slot | None, results: list[Result], fds: int) -> None:
+        self._ready.append((seq, slot, results, [self._channel.take_fd() for _ in range(fds)]))
+
+    def _on_epoch(self, base: int) -> None:
+        """Batches that came before belong to what was abandoned."""
+        self._discard()
+        self._epoch_base = base
+
+    def _on_stats(self, stats: dict[str, Any]) -> None:
+        self._stats = stats
+
+    def _on_stalled(self, text: str) -> None:
+        self._stalled = text
+
+    def _on_failed(self, error: Failure) -> None:
+        self._finalizer()
+        raise_failure(error)
+
+    def _on_fork(self) -> None:
+        """Workers share this process's memory: fork the template they come from."""
+        ours, theirs = pair()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child runs none of their code
+            pid = os.fork()
+        if pid == 0:
+            _become_template(theirs.detach(), self._channel, self._work)
+        theirs.close()
+        self._children.append(pid)
+        self._send(("template", pid), (ours.fileno(),))
+        ours.close()
+
+    def _discard(self) -> None:
+        """Give back what was prepared and not taken."""
+        while self._ready:
+            _, slot, _, fds = self._ready.popleft()
+            for fd in fds:
+                os.close(fd)
+            if slot is not None:
+                self._unsent.append(slot)
+
+    def _buffers(self, slot: Slot | None, results: list[Result], fds: list[int]) -> list[memoryview | None]:
+        """The memory of each result: the slot, or memory of its own."""
+        shared = self._lease(slot, results) if slot is not None else None
+        own = iter(fds)
+        return [_own_memory(next(own), r.nbytes) if r.own else shared for r in results]
+
+    def _lease(self, slot: Slot, results: list[Result]) -> memoryview:
+        # An array owns the lease: slices of a memoryview keep what it views alive, but not the memoryview itself.
+        owner: Any = np.frombuffer(self._regions[slot[0]].slot(slot[1]), np.uint8)
+        self._leased += 1
+        weakref.finalize(owner, self._returned.append, slot).atexit = False
+        if self.held <= self._reserve:
+            return memoryview(owner)
+        self._copied += 1
+        return memoryview(bytearray(owner[: max(result.nbytes for result in results)]))
+
+
+def _own_memory(fd: int, nbytes: int) -> memoryview:
+    try:
+        return memoryview(mmap.mmap(fd, max(1, nbytes)))
+    finally:
+        os.close(fd)
+
+
+def _array_fd(sizes: array[int]) -> int:
+    fd = anonymous(0)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(sizes)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _start_coordinator(fd: int) -> subprocess.Popen[bytes]:
+    """A fresh interpreter without site packages: the coordinator needs only the standard library and this package."""
+    package = str(Path(__file__).parent.parent)
+    code = f"import sys; sys.path.insert(0, {package!r}); from penstock.coordinator import main; main({fd})"
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", code], pass_fds=(fd,), stdin=subprocess.DEVNULL)
+
+
+def _become_template(sock: int, trainer: Channel, work: Work) -> NoReturn:
+    """In the child that the training process forked."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_DFL)
+        trainer.close()
+        template_main(socket.socket(fileno=sock), lambda: work)
+    except BaseException:  # nothing may unwind into the user's stack
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+def _shut_down(channel: Channel, process: subprocess.Popen[bytes], children: list[int], owner: int) -> None:
+    """Ends the coordinator, and with it everything. Does nothing in a child that the user forked."""
+    if os.getpid() != owner:
+        return
+    with contextlib.suppress(ClosedError, OSError):
+        channel.send(("bye",))
+    channel.close()
+    try:
+        process.wait(_END_WAIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+class _Heap(Memory):
+    """Memory of this process."""
+
+    buffer: memoryview | None = None
+
+    def reserve(self, nbytes: int, whole: bool) -> memoryview:
+        self.buffer = memoryview(bytearray(nbytes))
+        return self.buffer
+
+
+class InlineFeed(Feed):
+    """The same work in the training process itself, batch by batch, for `workers=0`."""
+
+    def __init__(self, work: Work, order: Order | None, name: str) -> None:
+        self._work = work
+        self._order = order
+        self._counters = Counters(name, os.getpid(), 0)
+        self._steps: Iterator[tuple[int, Any]] = iter(())
+        self._queue: deque[tuple[int, Any]] = deque()
+        self._seq = 0
+        self._opened = False
+
+    def begin(self, epoch: int, consumed: int, skip: frozenset[int]) -> int:
+        assert self._order is not None
+        steps = self._order.steps(consumed)
+        self._steps = ((step.rows, (epoch, step.first)) for step in steps if step.first not in skip)
+        return self._seq
+
+    def submit(self, batches: list[tuple[int, Any, int | None]]) -> None:
+        self._queue.extend((rows, payload) for rows, payload, _ in batches)
+
+    def next(self, timeout_s: float | None) -> Arrival:
+        started = time.perf_counter()
+        rows, payload = self._queue.popleft() if self._queue else next(self._steps)
+        seq = self._seq
+        self._seq += 1
+        heap = _Heap()
+        with preserved():
+            if not self._opened:
+                self._work.open(0)
+                self._opened = True
+            result = self._work.run(Request(seq, tuple(range(rows)), rows, True, False, payload), heap)
+        seconds = time.perf_counter() - started
+        self._counters.deliver(rows, result.bad)
+        own = self._counters.trainer
+        own["wait_s"] = own.get("wait_s", 0.0) + seconds
+        own["batches_taken"] = own.get("batches_taken", 0) + 1
+        return arrival(seq, [result], [heap.buffer])
+
+    def stats(self) -> dict[str, Any]:
+        return self._counters.snapshot(window=0, slots=0, slots_free=0, slot_bytes=0, starting=0, tiny_batch=0)
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,99 @@
+"""Runs a pipeline's operators over samples, in any process of any lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.batch import Collator
+from penstock.errors import PenstockError, SampleError
+from penstock.graph import Graph, Sample
+from penstock.kernels import native
+from penstock.work import BadSample, Memory, Request, Result, Work, failure
+
+__all__ = ["GraphWork", "OnError"]
+
+OnError = Literal["raise", "skip", "replace"]
+_ATTEMPTS = 16
+"""How many samples are tried for one position with `replace` before the batch fails."""
+
+
+@dataclass
+class GraphWork(Work):
+    """Runs a pipeline: read, then the operators, sample by sample; every sample a function of its position alone."""
+
+    graph: Graph
+    seed: int
+    shuffle: bool
+    on_error: OnError
+
+    def open(self, worker: int) -> None:
+        self._reader = self.graph.source.open()
+        self._collator = Collator(self.graph)
+        slices = []
+        start = 0
+        for operator in self.graph.operators:
+            slices.append((operator, start, start + operator.units))
+            start += operator.units
+        self._steps = slices
+
+    def run(self, request: Request, memory: Memory) -> Result:
+        epoch, first = request.payload
+        positions = [first + row for row in request.rows]
+        units = native.units(self.seed, epoch, 0, positions, self.graph.units)
+        ids = self._ids(epoch, positions)
+        samples: list[Sample] = []
+        rows: list[int] = []
+        bad: list[BadSample] = []
+        for row, position, id, unit in zip(request.rows, positions, ids, units, strict=True):
+            sample, errors = self._sample(epoch, position, id, unit, request.crashed)
+            bad += [BadSample(row, e.id, e.place, e.operator, e.reason) for e in errors]
+            if sample is not None:
+                samples.append(sample)
+                rows.append(row)
+            elif self.on_error != "skip":
+                return Result(failure=failure(errors[-1]), failed_row=row, bad=bad)
+        try:
+            result = self._collator.store(samples, rows, request, memory)
+        except PenstockError as error:
+            result = Result(failure=failure(error), failed_row=request.rows[0])
+        result.bad = bad
+        return result
+
+    def _ids(self, epoch: int, positions: list[int]) -> list[int]:
+        return native.order(self.seed, epoch, len(self.graph.source), positions) if self.shuffle else positions
+
+    def _sample(
+        self, epoch: int, position: int, id: int, unit: Sequence[float], crashed: bool
+    ) -> tuple[Sample | None, list[SampleError]]:
+        """The sample at a position; with `replace` another one in the stead of one that fails."""
+        errors: list[SampleError] = []
+        for attempt in range(_ATTEMPTS if self.on_error == "replace" else 1):
+            if attempt:
+                (chance,) = native.units(self.seed, epoch, attempt, [position], 1)[0]
+                id = int(chance * len(self.graph.source))
+            try:
+                if crashed and not attempt:
+                    raise SampleError("preparing it killed the worker process every time it was tried", id=id)
+                return self._prepare(id, unit), errors
+            except SampleError as error:
+                errors.append(error)
+        return None, errors
+
+    def _prepare(self, id: int, unit: Sequence[float]) -> Sample:
+        name = "read"
+        try:
+            sample = self._reader.read(id)
+            sample["id"] = id
+            for operator, start, end in self._steps:
+                name = operator.name
+                sample = operator.apply(sample, unit[start:end])
+            sample["id"] = id
+            return sample
+        except Exception as error:  # the border between operators, some of them the user's, and the lane
+            reason = f"{type(error).__name__}: {error}"
+            raise SampleError(reason, id=id, place=self._place(id), operator=name) from error
+
+    def _place(self, id: int) -> str:
+        return self.graph.source.place(id)

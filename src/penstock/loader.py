@@ -1,0 +1,287 @@
+"""The Loader: a pipeline and options in, epochs of batches out, exactly and again from where it stopped."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from penstock.batch import fixed_layout
+from penstock.coordinator import Config
+from penstock.errors import GraphError, LaneError, SampleError, StateError
+from penstock.feed import Feed, InlineFeed, ProcessFeed, assemble_rows, raise_failure
+from penstock.fuse import fuse_decode
+from penstock.graph import Batch, Graph
+from penstock.graphwork import GraphWork
+from penstock.options import LoaderKeywords, LoaderOptions
+from penstock.order import Order
+from penstock.pipe import Pipe
+
+__all__ = ["Loader"]
+
+PASSES = (fuse_decode,)
+"""Rewrites of the graph before it runs; none changes a batch."""
+
+_RESERVE = 3
+"""Slots for batches that the user holds: this one, the last one, and one whose return is not yet known."""
+
+
+class Loader:
+    """Batches of a pipeline, epoch after epoch.
+
+    Each iteration is one epoch: every sample once, in an order and with augmentations that follow from (seed, epoch)
+    alone. Batches are dicts of tensors with the samples' numbers as `id`. `state_dict()` says where the training is;
+    after `load_state_dict()` the next iteration goes on there, also on another number of ranks.
+    """
+
+    def __init__(self, pipe: Pipe, **options: Unpack[LoaderKeywords]) -> None:
+        if not isinstance(pipe, Pipe):
+            raise GraphError(
+                f"Loader takes a pipe, such as ps.files(...).decode().batch(64), not {type(pipe).__name__}"
+            )
+        if pipe.graph.batch is None:
+            raise GraphError("the pipeline has no batch step; end it with .batch(size)")
+        self.options = LoaderOptions.checked(dict(options))
+        self._graph = pipe.graph
+        self._batch: Batch = pipe.graph.batch
+        self._plan = pipe.graph.rewritten(PASSES)
+        option = self.options
+        self._order = Order(
+            len(pipe.graph.source), self._batch.size, self._batch.drop_last, option.rank, option.world_size
+        )
+        if self._order.count() == 0:
+            raise GraphError(
+                f"{self._order.n} samples do not fill one batch of {self._order.global_batch} over all ranks, and "
+                "drop_last drops the rest; use a smaller batch or drop_last=False"
+            )
+        next(self._order.steps())
+        self._epoch = 0
+        self._consumed = 0
+        self._ahead: list[int] = []
+        self._feed: Feed | None = None
+        self._epochs: _Epoch | None = None
+
+    def __len__(self) -> int:
+        """Batches in an epoch, on each rank."""
+        return self._order.count()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Begin an epoch: the one that was loaded or set, else the one after the last that was begun."""
+        if self._epochs is not None and self._epochs.begun:
+            self.set_epoch(self._epoch + 1)
+        self._epochs = _Epoch(self)
+        return self._epochs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, from its start."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**32:
+            raise StateError(f"an epoch is a whole number from 0, not {epoch!r}")
+        self._epoch, self._consumed, self._ahead = epoch, 0, []
+        self._epochs = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training is: a few numbers, counted in samples that were handed out on all ranks."""
+        return {
+            "version": 1,
+            "fingerprint": self.fingerprint(),
+            "epoch": self._epoch,
+            "samples": self._consumed,
+            "ahead": list(self._ahead),
+            "rank": self.options.rank,
+            "world_size": self.options.world_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on from there."""
+        if state.get("version") != 1:
+            raise StateError(f"a state of version 1 is needed, not {state.get('version')!r}")
+        if state["fingerprint"] != self.fingerprint():
+            raise StateError(
+                "the state belongs to other data, another pipeline, seed or shuffle; its batches would not follow. "
+                "Build the loader as it was (batch size per rank and number of ranks may change), or begin anew"
+            )
+        here = (self.options.rank, self.options.world_size)
+        if state["ahead"] and (state["rank"], state["world_size"]) != here:
+            raise StateError("a state saved within an epoch with order='ready' belongs to its rank; save one per rank")
+        self.set_epoch(state["epoch"])
+        self._consumed = state["samples"]
+        self._ahead = list(state["ahead"])
+        if self._consumed >= self._order.n or self._order.count(self._consumed) == 0:
+            self.set_epoch(self._epoch + 1)
+
+    def fingerprint(self) -> str:
+        """Changes when a state would mean other batches: data, operators, seed, shuffle; not the batch size."""
+        return f"{self._graph.fingerprint()}-{self.options.seed}-{'shuffled' if self.options.shuffle else 'ordered'}"
+
+    def stats(self) -> dict[str, Any]:
+        """The counters: samples, seconds waited, workers, slots, bad samples."""
+        return self._running().stats()
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where metrics are served, once the loader runs."""
+        feed = self._running()
+        return feed.metrics_port if isinstance(feed, ProcessFeed) else None
+
+    def explain(self) -> str:
+        """What was decided, and why."""
+        return "\n".join(self._explanation())
+
+    def close(self) -> None:
+        """End the workers and everything else. Batches that were handed out stay valid."""
+        self._epochs = None
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    # inside
+
+    @property
+    def _forks(self) -> bool:
+        return self.options.start == "fork" or (self.options.start == "auto" and not self._graph.clean)
+
+    def _empty_batch(self) -> dict[str, Any]:
+        """What is left of a batch when every sample of it was skipped."""
+        layout = fixed_layout(self._plan, 0)
+        if layout is None:
+            raise SampleError(
+                "every sample of a batch is bad, and without one the batch has no shape", operator="batch"
+            )
+        batch: dict[str, Any] = assemble_rows(layout, None)
+        return batch
+
+    def _running(self) -> Feed:
+        if self._feed is None:
+            self._feed = self._start()
+        return self._feed
+
+    def _start(self) -> Feed:
+        option = self.options
+        work = GraphWork(self._plan, option.seed, option.shuffle, option.on_error)
+        if option.worker_count == 0:
+            return InlineFeed(work, self._order, option.name)
+        layout = fixed_layout(self._plan, self._batch.size)
+        sizes = self._plan.source.sizes()
+        config = Config(
+            name=option.name,
+            parent=os.getpid(),
+            workers=option.worker_count,
+            work=None if self._forks else self._pickled(work),
+            sys_path=tuple(sys.path),
+            order=self._order,
+            seed=option.seed,
+            shuffle=option.shuffle,
+            sizes=0 if sizes is None else len(sizes),
+            delivery=option.order,
+            cut="always" if layout is not None else "known" if self._batch.ragged == "error" else "never",
+            window=None if option.prefetch == "auto" else option.prefetch,
+            reserve=_RESERVE,
+            memory_bytes=option.memory,
+            batch_bytes=0 if layout is None else layout.nbytes,
+            metrics_port=option.metrics_port,
+        )
+        return ProcessFeed(config, work, None if sizes is None else array("q", sizes))
+
+    def _pickled(self, work: GraphWork) -> bytes:
+        try:
+            return pickle.dumps(work)
+        except Exception as error:  # what a user's object does when pickled is anyone's guess
+            raise LaneError(
+                f"start='clean' needs a pipeline that can be pickled, and this one cannot: {error}; "
+                "use start='fork', or functions defined in a module"
+            ) from error
+
+    def _explanation(self) -> Iterator[str]:
+        option, source = self.options, self._graph.source
+        operators = " -> ".join(operator.name for operator in self._plan.operators) or "(no operators)"
+        yield f"source: {type(source).__name__.lower()}, {len(source):,} samples"
+        yield f"operators: {operators}"
+        for before, after in _joined(self._graph, self._plan):
+            yield f"  {after}: {before} in one, so that only the pixels that are kept get decoded"
+        yield f"batches: {len(self):,} of {self._batch.size} per epoch on each of {option.world_size} ranks"
+        if option.worker_count == 0:
+            yield "workers: none; batches are prepared in the training process"
+            return
+        asked = "as asked" if option.workers != "auto" else "one for each core this process may use"
+        yield f"workers: {option.worker_count}, {asked}"
+        why = "as asked" if option.start != "auto" else "the pipeline holds objects of yours"
+        if self._forks:
+            yield f"workers are forked from this process: {why}"
+        else:
+            yield "workers are forked from a clean process without torch: nothing in the pipeline needs it"
+        layout = fixed_layout(self._plan, self._batch.size)
+        if layout is not None:
+            yield f"slots: {layout.nbytes:,} bytes a batch; every batch is cut into tiny-batches among the workers"
+        else:
+            yield "slots: sized by the first batches, as the samples' shapes are not known beforehand"
+        yield f"batch memory: at most {option.memory:,} bytes"
+
+
+def _joined(graph: Graph, plan: Graph) -> Iterator[tuple[str, str]]:
+    names = {operator.name for operator in graph.operators}
+    for operator in plan.operators:
+        if operator.name not in names:
+            yield operator.name.replace("+", ", "), operator.name
+
+
+class _Epoch(Iterator[dict[str, Any]]):
+    """One pass; the loader keeps count, so that its state is right after every batch."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.begun = False
+
+    def __next__(self) -> dict[str, Any]:
+        loader = self._loader
+        if loader._epochs is not self:
+            raise StopIteration
+        feed = loader._running()
+        if not self.begun:
+            self._begin(feed)
+        if not self._left:
+            loader.set_epoch(loader._epoch + 1)
+            raise StopIteration
+        try:
+            arrival = feed.next(loader.options.timeout_s)
+        except LaneError:
+            loader.close()
+            raise
+        self._count(arrival.seq)
+        if arrival.failure is not None:
+            raise_failure(arrival.failure)
+        batch: dict[str, Any] = loader._empty_batch() if arrival.value is None else arrival.value
+        return batch
+
+    def _begin(self, feed: Feed) -> None:
+        loader = self._loader
+        self._done = set(loader._ahead)
+        self._steps = deque(loader._order.steps(loader._consumed))
+        skip = frozenset(self._done)
+        upcoming = [step.first for step in self._steps if step.first not in skip]
+        self._firsts = dict(enumerate(upcoming, feed.begin(loader._epoch, loader._consumed, skip)))
+        self._left = len(upcoming)
+        self.begun = True
+
+    def _count(self, seq: int) -> None:
+        """The consumed part of the epoch is contiguous; steps that were delivered ahead of it are kept apart."""
+        loader = self._loader
+        self._left -= 1
+        self._done.add(self._firsts.pop(seq))
+        while self._steps and self._steps[0].first in self._done:
+            step = self._steps.popleft()
+            self._done.discard(step.first)
+            loader._consumed = step.end
+        loader._ahead = sorted(self._done)

@@ -1,0 +1,176 @@
+"""The options of a Loader: one validated dataclass."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
+
+from penstock.errors import OptionError
+from penstock.graphwork import OnError
+
+__all__ = ["LoaderKeywords", "LoaderOptions", "available_cores", "available_memory_bytes"]
+
+Delivery = Literal["plan", "ready"]
+Start = Literal["auto", "clean", "fork"]
+
+
+class LoaderKeywords(TypedDict, total=False):
+    """The keywords of `Loader`, for type checkers; `LoaderOptions` says what they mean."""
+
+    seed: int
+    shuffle: bool
+    workers: int | Literal["auto"]
+    device: str
+    on_error: OnError
+    rank: int
+    world_size: int
+    order: Delivery
+    start: Start
+    prefetch: int | Literal["auto"]
+    memory_bytes: int | Literal["auto"]
+    timeout_s: float | None
+    metrics_port: int | None
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """What a Loader can be told. Everything has a default that suits."""
+
+    seed: int = 0
+    """Order and augmentation follow from it, whole number of at most 64 bits."""
+    shuffle: bool = True
+    workers: int | Literal["auto"] = "auto"
+    """Worker processes; 0 prepares batches in the training process; "auto": one for each core this process may use."""
+    device: str = "cpu"
+    on_error: OnError = "raise"
+    """A sample that cannot be prepared: raise an error, skip it (a smaller batch), or replace it by another."""
+    rank: int = 0
+    world_size: int = 1
+    order: Delivery = "plan"
+    """Deliver batches in the planned order, or each as soon as it is ready (the same batches)."""
+    start: Start = "auto"
+    """Workers from a clean process, or forked from this one; "auto": forked if the pipeline holds objects of yours."""
+    prefetch: int | Literal["auto"] = "auto"
+    """Batches prepared ahead of the training loop."""
+    memory_bytes: int | Literal["auto"] = "auto"
+    """The budget of all batch memory; "auto": 2 GiB, or a quarter of the memory available if that is less."""
+    timeout_s: float | None = 300.0
+    """How long to wait for a batch before the workers' stacks are shown in an error; None: for ever."""
+    metrics_port: int | None = None
+    """Serve Prometheus metrics on this port; 0 takes a free one (`loader.metrics_port`)."""
+    name: str = ""
+    """What `penstock top` and metrics call this loader."""
+
+    @classmethod
+    def checked(cls, keywords: dict[str, Any]) -> LoaderOptions:
+        """Options from keywords; an unknown one is an error that names the nearest."""
+        known = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                near = difflib.get_close_matches(_FOREIGN.get(name, name), known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                raise OptionError(f"Loader has no option {name!r}; {hint}")
+        return cls(**keywords)
+
+    def __post_init__(self) -> None:
+        _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        _flag("shuffle", self.shuffle)
+        _whole_or_auto("workers", self.workers, 0, 4096)
+        _one_of("on_error", self.on_error, get_args(OnError))
+        _one_of("order", self.order, get_args(Delivery))
+        _one_of("start", self.start, get_args(Start))
+        _whole("world_size", self.world_size, 1, 2**31)
+        _whole("rank", self.rank, 0, 2**31)
+        if self.rank >= self.world_size:
+            raise OptionError(f"rank must be below world_size={self.world_size}, not {self.rank}; ranks count from 0")
+        _whole_or_auto("prefetch", self.prefetch, 1, 10**6)
+        _whole_or_auto("memory_bytes", self.memory_bytes, 1 << 17, 2**62)
+        if self.timeout_s is not None and not (isinstance(self.timeout_s, int | float) and self.timeout_s > 0):
+            raise OptionError(f"timeout_s must be a positive number of seconds, or None, not {self.timeout_s!r}")
+        if self.metrics_port is not None:
+            _whole("metrics_port", self.metrics_port, 0, 65535)
+        if self.device != "cpu":
+            raise OptionError(
+                f"device must be 'cpu', not {self.device!r}; batches come in host memory, and "
+                "batch.to(device, non_blocking=True) moves them"
+            )
+        if not isinstance(self.name, str):
+            raise OptionError(f"name must be a text, not {self.name!r}")
+
+    @property
+    def worker_count(self) -> int:
+        return available_cores() if self.workers == "auto" else self.workers
+
+    @property
+    def memory(self) -> int:
+        return min(2 << 30, available_memory_bytes() // 4) if self.memory_bytes == "auto" else self.memory_bytes
+
+
+_FOREIGN = {"num_workers": "workers", "batch_order": "order", "prefetch_factor": "prefetch", "timeout": "timeout_s"}
+
+
+def _whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise OptionError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def _whole_or_auto(name: str, value: object, least: int, most: int) -> None:
+    if value != "auto":
+        if isinstance(value, str):
+            raise OptionError(f"{name} must be a whole number or 'auto', not {value!r}")
+        _whole(name, value, least, most)
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, not {value!r}")
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def available_cores() -> int:
+    """The cores this process may use: its affinity, cut by its container's quota."""
+    cores = len(os.sched_getaffinity(0))
+    for quota in (_quota_v2(), _quota_v1()):
+        if quota is not None:
+            cores = min(cores, max(1, int(quota)))
+    return cores
+
+
+def available_memory_bytes() -> int:
+    """Memory that can still be had: the machine's, cut by the container's limit."""
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    pairs = (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    )
+    for limit_file, used_file in pairs:
+        limit, used = _read(limit_file), _read(used_file)
+        if limit.isdigit() and used.isdigit():
+            free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def _quota_v2() -> float | None:
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _quota_v1() -> float | None:
+    quota, period = _read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), _read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""

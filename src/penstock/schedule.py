@@ -1,0 +1,285 @@
+"""The scheduler: events in, instructions out. No clock, no I/O, no knowledge of what a lane is made of.
+
+It holds the batches of the window, in order. Each batch is a list of rows sorted by size; lanes pull tiny-batches from
+it, from the small end or from the large one, each by its own grain. Rows of a lost lane come back and are redone. A
+batch is complete when every row was filled exactly once; complete batches are delivered in order, or as they come.
+
+The following is how it is meant to behave. If the implementation differs, it is a bug.
+
+- Every row of every batch is in exactly one of: waiting, running on one lane, filled.
+- A row is assigned again only after the lane that ran it was lost, or said that the batch must be done whole.
+- Rows that were running when lanes were lost collect blame and are then run alone; rows whose blame reaches the limit
+  are assigned as crashed: the lane reports them as bad samples instead of running them.
+- A batch pinned to a lane is only ever assigned to that lane's number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Assign", "BatchSpec", "Deliver", "Instruction", "Piece", "Scheduler"]
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """What is to be prepared: `payload` is the lane's business. `sizes` order the rows where they are known."""
+
+    seq: int
+    rows: int
+    payload: Any = None
+    sizes: Sequence[int] | None = None
+    whole: bool = False
+    """All rows must be prepared by one lane at once (opaque collation, ragged fields)."""
+    lane: int | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one batch, to be prepared by one lane in one go: a tiny-batch."""
+
+    seq: int
+    rows: tuple[int, ...]
+    whole: bool
+    crashed: bool = False
+
+
+@dataclass(frozen=True)
+class Assign:
+    """Lane: run these pieces."""
+
+    lane: int
+    task: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """A batch is complete and its turn has come."""
+
+    seq: int
+
+
+Instruction = Assign | Deliver
+
+
+@dataclass
+class _Lane:
+    depth: int
+    large_end: bool
+    tasks: dict[int, list[Piece]] = field(default_factory=dict)
+
+
+class _Open:
+    """A batch in the window."""
+
+    def __init__(self, spec: BatchSpec) -> None:
+        self.spec = spec
+        self.whole = spec.whole
+        order = sorted(range(spec.rows), key=spec.sizes.__getitem__) if spec.sizes is not None else range(spec.rows)
+        self.waiting: deque[int] = deque(order)
+        self.redo: deque[Piece] = deque()
+        self.unfilled = set(range(spec.rows))
+        self.blame: dict[int, int] = {}
+        self.cancelled = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.redo)
+
+    def take(self, grain: int, large_end: bool) -> Piece:
+        """The next tiny-batch of at most `grain` rows (all of them when the batch is done whole)."""
+        if self.redo:
+            return self.redo.popleft()
+        count = len(self.waiting) if self.whole else min(grain, len(self.waiting))
+        take = self.waiting.pop if large_end else self.waiting.popleft
+        return Piece(self.spec.seq, tuple(take() for _ in range(count)), self.whole)
+
+
+class Scheduler:
+    """Call an event method; it returns what is to be done now."""
+
+    def __init__(self, *, order: Literal["plan", "ready"] = "plan", blame_limit: int = 12) -> None:
+        self._order = order
+        self._blame_limit = blame_limit
+        self._lanes: dict[int, _Lane] = {}
+        self._open: dict[int, _Open] = {}
+        self._complete: set[int] = set()
+        self._next_task = 0
+        self.grain = 1
+        """Rows that a lane takes at a time; set from outside as the cost of a row becomes known."""
+
+    # events
+
+    def batch_opened(self, spec: BatchSpec) -> list[Instruction]:
+        """A batch entered the window; it has memory to go to."""
+        self._open[spec.seq] = _Open(spec)
+        if spec.rows == 0:
+            self._complete.add(spec.seq)
+        return self._proceed()
+
+    def lane_joined(self, lane: int, *, depth: int = 2, large_end: bool = False) -> list[Instruction]:
+        """A lane can take `depth` tasks, one running and the others queued before it."""
+        self._lanes[lane] = _Lane(depth, large_end)
+        return self._proceed()
+
+    def lane_depth(self, lane: int, depth: int) -> None:
+        """A lane's capacity changed; this takes effect from the next task."""
+        self._lanes[lane].depth = depth
+
+    def piece_done(self, lane: int, task: int, index: int) -> list[Instruction]:
+        """Piece number `index` of a task was filled; the task ends with its last piece."""
+        piece = self._lanes[lane].tasks[task][index]
+        batch = self._open[piece.seq]
+        self._end_piece(lane, task, index)
+        if batch.whole and not piece.whole:
+            self._restart_when_quiet(batch)
+        else:
+            batch.unfilled.difference_update(piece.rows)
+            if not batch.unfilled and not batch.cancelled:
+                self._complete.add(piece.seq)
+        return self._proceed()
+
+    def piece_refused(self, lane: int, task: int, index: int) -> list[Instruction]:
+        """The lane found that this batch cannot be cut: it is begun again, whole, once no lane works on it."""
+        piece = self._lanes[lane].tasks[task][index]
+        batch = self._open[piece.seq]
+        self._end_piece(lane, task, index)
+        batch.whole = True
+        batch.waiting.clear()
+        batch.redo.clear()
+        self._restart_when_quiet(batch)
+        return self._proceed()
+
+    def lane_lost(self, lane: int, *, blame: int = 1) -> list[Instruction]:
+        """A lane is gone for certain: what it ran is done again. A replacement may join under the same number.
+
+        `blame` falls on the rows that were running, for they may be what killed it.
+        """
+        lost = self._lanes.pop(lane, None)
+        if lost is None:
+            return []
+        left = [piece for pieces in lost.tasks.values() for piece in pieces if piece.rows]
+        for index, piece in enumerate(left):
+            self._redo(piece, blame if index == 0 else 0)
+        return self._proceed()
+
+    def cancel(self) -> None:
+        """Forget all batches. Tasks that run are waited for: `busy` says which batches' memory is still written to."""
+        for seq in list(self._open):
+            batch = self._open[seq]
+            batch.cancelled = True
+            batch.waiting.clear()
+            batch.redo.clear()
+            if not self._running(seq):
+                del self._open[seq]
+        self._complete.clear()
+
+    # questions
+
+    @property
+    def window(self) -> int:
+        """Batches opened and not yet delivered."""
+        return sum(not batch.cancelled for batch in self._open.values())
+
+    @property
+    def busy(self) -> set[int]:
+        """Batches that some lane works on."""
+        return {piece.seq for _, piece in self._pieces()}
+
+    def piece(self, lane: int, task: int, index: int) -> Piece:
+        """A piece of a task that was assigned."""
+        return self._lanes[lane].tasks[task][index]
+
+    def working_on(self, seq: int) -> list[int]:
+        """The lanes that work on a batch."""
+        return list(dict.fromkeys(number for number, piece in self._pieces() if piece.seq == seq))
+
+    def first_open(self) -> int | None:
+        """The oldest batch that is not delivered."""
+        return next((seq for seq, batch in self._open.items() if not batch.cancelled), None)
+
+    # inside
+
+    def _pieces(self) -> Iterator[tuple[int, Piece]]:
+        """What runs or is queued on lanes."""
+        for number, lane in self._lanes.items():
+            for pieces in lane.tasks.values():
+                yield from ((number, piece) for piece in pieces if piece.rows)
+
+    def _end_piece(self, lane: int, task: int, index: int) -> None:
+        pieces = self._lanes[lane].tasks[task]
+        piece = pieces[index]
+        pieces[index] = Piece(piece.seq, (), piece.whole)
+        if not any(p.rows for p in pieces):
+            del self._lanes[lane].tasks[task]
+        batch = self._open[piece.seq]
+        if batch.cancelled and not self._running(piece.seq):
+            del self._open[piece.seq]
+            self._complete.discard(piece.seq)
+
+    def _running(self, seq: int) -> bool:
+        return seq in self.busy
+
+    def _restart_when_quiet(self, batch: _Open) -> None:
+        if batch.whole and not batch.has_work and not self._running(batch.spec.seq) and not batch.cancelled:
+            batch.unfilled = set(range(batch.spec.rows))
+            batch.waiting.extend(range(batch.spec.rows))
+
+    def _redo(self, piece: Piece, blame: int) -> None:
+        batch = self._open[piece.seq]
+        if batch.cancelled:
+            if not self._running(piece.seq):
+                del self._open[piece.seq]
+        elif batch.whole and not piece.whole:
+            self._restart_when_quiet(batch)
+        elif blame == 0:
+            batch.redo.append(piece)
+        else:
+            for rows in [piece.rows] if piece.whole else [(row,) for row in piece.rows]:
+                total = batch.blame[rows[0]] = batch.blame.get(rows[0], 0) + blame
+                batch.redo.append(Piece(piece.seq, rows, piece.whole, total >= self._blame_limit))
+
+    def _proceed(self) -> list[Instruction]:
+        return [*self._deliveries(), *self._assignments()]
+
+    def _deliveries(self) -> Iterator[Instruction]:
+        ready = [seq for seq in self._open if seq in self._complete]
+        for seq in ready:
+            if self._order == "plan" and seq != self.first_open():
+                return
+            del self._open[seq]
+            self._complete.discard(seq)
+            yield Deliver(seq)
+
+    def _assignments(self) -> Iterator[Instruction]:
+        while True:
+            idle = [number for number, lane in self._lanes.items() if len(lane.tasks) < lane.depth]
+            assigned = False
+            for number in sorted(idle, key=lambda n: len(self._lanes[n].tasks)):
+                pieces = self._pull(number)
+                if pieces:
+                    assigned = True
+                    task = self._next_task
+                    self._next_task += 1
+                    self._lanes[number].tasks[task] = list(pieces)
+                    yield Assign(number, task, tuple(pieces))
+            if not assigned:
+                return
+
+    def _pull(self, number: int) -> list[Piece]:
+        """One task: rows of the oldest batch that has any; more batches only while the grain is not reached."""
+        pieces: list[Piece] = []
+        rows = 0
+        for batch in self._open.values():
+            if rows >= self.grain:
+                break
+            if batch.spec.lane is not None and batch.spec.lane != number:
+                continue
+            while batch.has_work and rows < self.grain:
+                piece = batch.take(self.grain - rows, self._lanes[number].large_end)
+                pieces.append(piece)
+                rows += len(piece.rows)
+        return pieces

@@ -1,0 +1,108 @@
+"""What a worker does, whatever the lane: given rows of a batch and memory, prepare them and say how it went.
+
+`penstock.graphwork` runs pipelines, `penstock.torchwork` torch datasets.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.layout import Layout
+
+__all__ = ["BadSample", "Failure", "Memory", "Request", "Result", "Work", "failure"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Rows of one batch to prepare. `payload` is what the loader said of the batch, `total` its number of rows."""
+
+    seq: int
+    rows: tuple[int, ...]
+    total: int
+    whole: bool
+    crashed: bool
+    payload: Any
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that could not be prepared, as `stats()` lists it."""
+
+    row: int
+    id: int
+    place: str
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on its way to the user: itself where it can be pickled, and its text in any case."""
+
+    pickled: bytes
+    text: str
+
+
+@dataclass
+class Result:
+    """How a request went. Exactly one of: `layout` (rows lie in memory), `tree` (a batch of any kind), `failure`,
+    `refused` (these rows cannot be prepared apart from the rest of their batch), `ended` (a stream is exhausted)."""
+
+    layout: Layout | None = None
+    loose: bytes = b""
+    tree: bytes = b""
+    spans: tuple[tuple[int, int], ...] = ()
+    failure: Failure | None = None
+    failed_row: int = 0
+    refused: bool = False
+    ended: bool = False
+    inline: tuple[bytes, ...] = ()
+    """The buffers of a small tree, where it has no `spans` in memory."""
+    nbytes: int = 0
+    """Memory the whole batch takes."""
+    own: bool = False
+    """The result lies in memory of its own, not in the batch's slot; the lane sets this."""
+    bad: list[BadSample] = field(default_factory=list)
+    """Samples that failed; with `skip` their rows are missing from the batch, with `replace` they are filled."""
+    missing: tuple[int, ...] = ()
+    """Rows that hold nothing."""
+
+
+class Memory(ABC):
+    """The memory of one batch, as a worker sees it."""
+
+    @abstractmethod
+    def reserve(self, nbytes: int, whole: bool) -> memoryview | None:
+        """Writable memory of that size: the batch's slot. Where it has none that is large enough, memory of its own
+        when the batch is prepared `whole`, else None."""
+
+
+class Work(ABC):
+    """Picklable where it can be; `open` is called once in every process that works."""
+
+    @abstractmethod
+    def open(self, worker: int) -> None:
+        """Open files, seed, call the user's start function."""
+
+    @abstractmethod
+    def run(self, request: Request, memory: Memory) -> Result:
+        """Prepare the rows. Raises nothing but what kills a worker."""
+
+    def describe(self, request: Request) -> str:
+        """The samples of a request, for messages."""
+        return f"batch {request.seq}, rows {list(request.rows)}"
+
+
+def failure(error: BaseException) -> Failure:
+    """An exception made fit for travel."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # what a user's exception does when pickled is anyone's guess
+        pickled = b""
+    return Failure(pickled, text)
