@@ -71,6 +71,10 @@ def _block(rng: random.Random, dc: dict[int, str], ac: dict[int, str]) -> str:
     return "".join([*text, ac[0]] if run else text)
 
 
+def _up(value: int, by: int) -> int:
+    return -(-value // by)
+
+
 def _packed(bits: str) -> bytes:
     bits += "1" * (-len(bits) % 8)
     return int("1" + bits, 2).to_bytes(len(bits) // 8 + 1, "big")[1:].replace(b"\xff", b"\xff\x00")
@@ -79,7 +83,7 @@ def _packed(bits: str) -> bytes:
 def coefficients(
     width: int, height: int, sampling: Sampling, seed: int, *, restart: int = 0, split: bool = False
 ) -> bytes:
-    """A baseline JPEG of random coefficients. `restart` is its interval in MCUs; `split` gives each component a scan."""
+    """A baseline JPEG of random coefficients; `restart` is an interval in MCUs, `split` gives each component a scan."""
     rng = random.Random(seed)
     dc_table, dc = _table(rng.sample(range(12), 12))
     ac_table, ac = _table(rng.sample(range(256), 256))
@@ -100,11 +104,10 @@ def coefficients(
         if len(scan) == 1:  # blocks of one component stand in rows, as many as the component needs
             h, v = sampling[scan[0]]
             blocks = 1
-            across = -(-(-(-width * h // most[0])) // 8)
-            down = -(-(-(-height * v // most[1])) // 8)
+            across, down = _up(_up(width * h, most[0]), 8), _up(_up(height * v, most[1]), 8)
         else:
             blocks = sum(h * v for h, v in sampling)
-            across, down = -(-width // (8 * most[0])), -(-height // (8 * most[1]))
+            across, down = _up(width, 8 * most[0]), _up(height, 8 * most[1])
         mcus = ["".join(_block(rng, dc, ac) for _ in range(blocks)) for _ in range(across * down)]
         step = restart or len(mcus)
         for start in range(0, len(mcus), step):

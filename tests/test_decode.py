@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 
-import jpegs
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+import jpegs
 from penstock import decode as decode_module
 from penstock.decode import Decode, oriented, stored_box
 from penstock.errors import GraphError
@@ -166,7 +166,7 @@ def test_corrupt_data_is_refused_as_far_as_it_is_decoded() -> None:
     data = bytearray(jpegs.saved(jpegs.photo(64, 64), restart_marker_rows=1))
     third = [i for i in range(len(data) - 1) if data[i] == 0xFF and 0xD0 <= data[i + 1] <= 0xD7][2]
     data[third + 1] = 0xD7
-    with pytest.raises(ValueError, match="corrupt JPEG.*restart marker"):
+    with pytest.raises(ValueError, match=r"corrupt JPEG.*restart marker"):
         Decode().pixels(bytes(data))
     assert jpeg.decode(bytes(data), (0, 0, 64, 30)).shape == (30, 64, 3)
 

@@ -92,7 +92,7 @@ class Viewing(ImageOperator):
 
 @dataclass(frozen=True)
 class Resize(Viewing):
-    """To a size: (height, width), or one number for the shorter side, where the longer follows and ends at `max_size`."""
+    """To a size: (height, width), or one number for the shorter side; the longer follows, to `max_size` at most."""
 
     to: Size
     interpolation: str = "bilinear"

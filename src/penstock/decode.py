@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from penstock.errors import GraphError
 from penstock.graph import Field, Operator, Sample, Spec, Units
@@ -172,7 +172,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     text = str(error)
-    if isinstance(error, Image.UnidentifiedImageError):
+    if isinstance(error, UnidentifiedImageError):
         return "no format that Pillow reads (JPEG, PNG, WebP and others) recognises the data"
     return text or type(error).__name__
 
@@ -180,7 +180,7 @@ def _reason(error: Exception) -> str:
 def _warn_slow(problem: str) -> None:
     warnings.warn(
         f"JPEGs are decoded by Pillow, more slowly: its JPEG library cannot be used directly ({problem}). "
-        "Pillow's own wheel brings one that can: pip install --force-reinstall --no-binary :none: pillow",
+        "Pillow's own wheel brings one that can: pip install --force-reinstall --only-binary pillow pillow",
         RuntimeWarning,
         stacklevel=2,
     )
