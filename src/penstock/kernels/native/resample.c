@@ -136,9 +136,11 @@ static void point_axis(ps_axis *axis, int32_t in, float low, float high, int32_t
 }
 
 static void bound_axis(ps_axis *axis) {
+    axis->most = 0;
     axis->low = axis->first[0];
     axis->high = axis->low;
     for (int32_t i = 0; i < axis->outputs; i++) {
+        if (axis->count[i] > axis->most) axis->most = axis->count[i];
         if (axis->first[i] < axis->low) axis->low = axis->first[i];
         if (axis->first[i] + axis->count[i] > axis->high) axis->high = axis->first[i] + axis->count[i];
     }
@@ -259,44 +261,67 @@ static inline __m256i two_rows(const uint8_t *a, const uint8_t *b) {
     return _mm256_inserti128_si256(low, _mm_loadu_si128((const __m128i *)b), 1);
 }
 
-/* Four rows of RGB through the horizontal pass. Reads up to 13 bytes past the last column. */
-static void four_rows_across(const ps_axis *axis, const uint8_t *const rows[4], uint8_t *const out[4]) {
+/* Two taps of two rows each: the low and the high parts of their sums. */
+static inline __attribute__((always_inline)) void add_taps(__m256i pixels, __m256i mask, const int32_t *weights,
+                                                           __m256i *low, __m256i *high) {
+    __m256i pairs = _mm256_shuffle_epi8(pixels, mask);
+    *low = _mm256_add_epi32(*low, _mm256_madd_epi16(pairs, _mm256_set1_epi32(weights[0])));
+    *high = _mm256_add_epi32(*high, _mm256_madd_epi16(pairs, _mm256_set1_epi32(weights[2])));
+}
+
+/* Four rows of RGB through the horizontal pass; `most`, a constant, is 2, 4, or 0 for any number of taps. Reads up to
+ * 13 bytes past the last column. */
+static inline __attribute__((always_inline)) void four_rows(const ps_axis *axis, const uint8_t *const rows[4],
+                                                            uint8_t *const out[4], int most) {
     const __m256i first = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
     const __m256i second = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
     const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
-    for (int32_t i = 0; i < axis->outputs; i++) {
-        int64_t at = (int64_t)(axis->first[i] - axis->low) * 3;
-        const int32_t *weights = axis->weights + (int64_t)i * axis->taps;
+    const uint8_t *r0 = rows[0], *r1 = rows[1], *r2 = rows[2], *r3 = rows[3];
+    uint8_t *o0 = out[0], *o1 = out[1], *o2 = out[2], *o3 = out[3];
+    const int32_t *starts = axis->first, *weights = axis->weights;
+    int32_t last = axis->outputs - 1, low_column = axis->low, taps = axis->taps;
+    for (int32_t i = 0; i <= last; i++, weights += taps) {
+        int64_t at = (int64_t)(starts[i] - low_column) * 3;
         __m256i low_a = half, low_b = half, high_a = _mm256_setzero_si256(), high_b = high_a;
-        for (int32_t t = 0; t < axis->count[i]; t += 4, at += 12, weights += 4) {
-            __m256i a = two_rows(rows[0] + at, rows[1] + at), b = two_rows(rows[2] + at, rows[3] + at);
-            __m256i w0 = _mm256_set1_epi32(weights[0]), w1 = _mm256_set1_epi32(weights[1]);
-            __m256i v0 = _mm256_set1_epi32(weights[2]), v1 = _mm256_set1_epi32(weights[3]);
-            __m256i a0 = _mm256_shuffle_epi8(a, first), a1 = _mm256_shuffle_epi8(a, second);
-            __m256i b0 = _mm256_shuffle_epi8(b, first), b1 = _mm256_shuffle_epi8(b, second);
-            low_a = _mm256_add_epi32(low_a, _mm256_madd_epi16(a0, w0));
-            high_a = _mm256_add_epi32(high_a, _mm256_madd_epi16(a0, v0));
-            low_b = _mm256_add_epi32(low_b, _mm256_madd_epi16(b0, w0));
-            high_b = _mm256_add_epi32(high_b, _mm256_madd_epi16(b0, v0));
-            low_a = _mm256_add_epi32(low_a, _mm256_madd_epi16(a1, w1));
-            high_a = _mm256_add_epi32(high_a, _mm256_madd_epi16(a1, v1));
-            low_b = _mm256_add_epi32(low_b, _mm256_madd_epi16(b1, w1));
-            high_b = _mm256_add_epi32(high_b, _mm256_madd_epi16(b1, v1));
+        int32_t count = most ? most : axis->count[i];
+        for (int32_t t = 0; t < count; t += 4, at += 12) {
+            __m256i a = two_rows(r0 + at, r1 + at), b = two_rows(r2 + at, r3 + at);
+            add_taps(a, first, weights + t, &low_a, &high_a);
+            add_taps(b, first, weights + t, &low_b, &high_b);
+            if (most == 2) break;
+            add_taps(a, second, weights + t + 1, &low_a, &high_a);
+            add_taps(b, second, weights + t + 1, &low_b, &high_b);
         }
         __m256i a = _mm256_srai_epi32(_mm256_add_epi32(low_a, _mm256_slli_epi32(high_a, 15)), BITS);
         __m256i b = _mm256_srai_epi32(_mm256_add_epi32(low_b, _mm256_slli_epi32(high_b, 15)), BITS);
         __m256i bytes = _mm256_packs_epi32(a, b);
         bytes = _mm256_packus_epi16(bytes, bytes);
-        __m128i even = _mm256_castsi256_si128(bytes), odd = _mm256_extracti128_si256(bytes, 1);
-        int32_t pixel[4] = {_mm_cvtsi128_si32(even), _mm_cvtsi128_si32(odd), _mm_extract_epi32(even, 1),
-                            _mm_extract_epi32(odd, 1)};
-        if (i + 1 < axis->outputs) /* the next pixel overwrites the fourth byte */
-            for (int r = 0; r < 4; r++) memcpy(out[r] + i * 3, &pixel[r], 4);
-        else
-            for (int r = 0; r < 4; r++) memcpy(out[r] + i * 3, &pixel[r], 3);
+        uint64_t even = (uint64_t)_mm_cvtsi128_si64(_mm256_castsi256_si128(bytes));
+        uint64_t odd = (uint64_t)_mm_cvtsi128_si64(_mm256_extracti128_si256(bytes, 1));
+        uint32_t p0 = (uint32_t)even, p1 = (uint32_t)odd, p2 = (uint32_t)(even >> 32), p3 = (uint32_t)(odd >> 32);
+        if (i < last) { /* the next pixel overwrites the fourth byte */
+            memcpy(o0 + i * 3, &p0, 4);
+            memcpy(o1 + i * 3, &p1, 4);
+            memcpy(o2 + i * 3, &p2, 4);
+            memcpy(o3 + i * 3, &p3, 4);
+        } else {
+            memcpy(o0 + i * 3, &p0, 3);
+            memcpy(o1 + i * 3, &p1, 3);
+            memcpy(o2 + i * 3, &p2, 3);
+            memcpy(o3 + i * 3, &p3, 3);
+        }
     }
+}
+
+static void four_rows_across(const ps_axis *axis, const uint8_t *const rows[4], uint8_t *const out[4]) {
+    if (axis->most <= 2)
+        four_rows(axis, rows, out, 2);
+    else if (axis->most <= 4)
+        four_rows(axis, rows, out, 4);
+    else
+        four_rows(axis, rows, out, 0);
 }
 
 static inline __m256i eight(const uint8_t *bytes) {

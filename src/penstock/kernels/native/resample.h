@@ -16,9 +16,10 @@ typedef struct {
     int32_t channels;  /* 1 or 3 */
 } ps_resize_spec;
 
-/* One axis of a resize: for output i the taps first[i] .. first[i] + count[i] - 1. `low` and `high` bound them all. */
+/* One axis of a resize: for output i the taps first[i] .. first[i] + count[i] - 1. `low` and `high` bound them all,
+ * `most` their number. */
 typedef struct {
-    int32_t outputs, taps, low, high, plain;
+    int32_t outputs, taps, low, high, most, plain;
     int32_t *first, *count, *weights;
 } ps_axis;
 
