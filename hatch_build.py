@@ -33,6 +33,11 @@ def compiler() -> list[str] | None:
     return None
 
 
+def zig() -> list[str]:
+    """Zig's C compiler. Naming a target keeps it from compiling for this very processor."""
+    return [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu"]
+
+
 def variants() -> dict[str, list[str]]:
     """Library name to the flags for its instruction set."""
     if platform.machine() == "x86_64":
@@ -69,7 +74,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
         command = compiler()
         if command is None:
             assert importlib.util.find_spec("ziglang"), "hatch installs what dependencies() names"
-            command = [sys.executable, "-m", "ziglang", "cc"]
+            command = zig()
         for target in build(Path(self.root), command):
             build_data["force_include"][str(target)] = f"penstock/kernels/{target.name}"
         build_data["pure_python"] = False
@@ -77,4 +82,4 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
 
 if __name__ == "__main__":
-    build(Path(__file__).parent, compiler() or [sys.executable, "-m", "ziglang", "cc"])
+    build(Path(__file__).parent, compiler() or zig())

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.dataloader import DataLoader
     from penstock.errors import (
         GraphError,
         LaneError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         StateError,
     )
     from penstock.loader import Loader
+    from penstock.lower import lower
     from penstock.pipe import Pipe, arrays, dataset, files, parquet, source, tars
 
 __version__ = "0.1.0"
@@ -40,13 +42,17 @@ _WHERE = {
         "StalledError",
         "StateError",
     ),
+    "penstock.dataloader": ("DataLoader",),
     "penstock.loader": ("Loader",),
+    "penstock.lower": ("lower",),
     "penstock.pipe": ("Pipe", "arrays", "dataset", "files", "parquet", "source", "tars"),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - sorted by what they are
     "Loader",
+    "DataLoader",
+    "lower",
     "Pipe",
     "files",
     "tars",

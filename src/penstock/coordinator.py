@@ -167,10 +167,10 @@ class Coordinator:
 
         Whatever was begun before is forgotten.
         """
-        assert self._config.order is not None
         self._cancel()
         self._outbox.append(("epoch", self._next_seq))
-        self._feed = self._plan(epoch, self._config.order, consumed, skip)
+        if self._config.order is not None:
+            self._feed = self._plan(epoch, self._config.order, consumed, skip)
 
     def _adopt_template(self, pid: int) -> None:
         self._crew.adopt(Channel(socket.socket(fileno=self._trainer.take_fd())), pid)

@@ -73,10 +73,6 @@ class Feed(ABC):
         """Prepare what remains of an epoch, without the steps in `skip`; returns the number of its first batch."""
 
     @abstractmethod
-    def submit(self, batches: list[tuple[int, Any, int | None]]) -> None:
-        """Prepare these: rows, payload, lane."""
-
-    @abstractmethod
     def next(self, timeout_s: float | None) -> Arrival:
         """The next batch. Raises LaneError when there can be no more, StalledError when none came in time."""
 
@@ -190,6 +186,9 @@ class ProcessFeed(Feed):
         self._stats: dict[str, Any] | None = None
         self._stalled: str | None = None
         self._epoch_base: int | None = None
+        self._next_seq = 0
+        self.small = False
+        """The last batch travelled in messages, without a slot."""
         self.metrics_port: int | None = None
         ours, theirs = pair()
         with theirs:
@@ -211,10 +210,14 @@ class ProcessFeed(Feed):
         self._discard()
         while self._epoch_base is None:
             self._receive(None)
+        self._next_seq = self._epoch_base
         return self._epoch_base
 
-    def submit(self, batches: list[tuple[int, Any, int | None]]) -> None:
+    def submit(self, batches: list[tuple[int, Any, int | None]]) -> int:
+        """Prepare these: rows, payload, lane. Returns the number of the first."""
         self._send(("batches", batches))
+        self._next_seq += len(batches)
+        return self._next_seq - len(batches)
 
     def next(self, timeout_s: float | None) -> Arrival:
         if not self._ready or self._taken - self._told >= _TELL_EVERY:
@@ -223,6 +226,7 @@ class ProcessFeed(Feed):
             self._wait(timeout_s)
         seq, slot, results, fds = self._ready.popleft()
         self._taken += 1
+        self.small = slot is None and not fds
         return arrival(seq, results, self._buffers(slot, results, fds))
 
     def stats(self) -> dict[str, Any]:
@@ -447,7 +451,6 @@ class InlineFeed(Feed):
         self._order = order
         self._counters = Counters(name, os.getpid(), 0)
         self._steps: Iterator[tuple[int, Any]] = iter(())
-        self._queue: deque[tuple[int, Any]] = deque()
         self._seq = 0
         self._opened = False
 
@@ -457,12 +460,9 @@ class InlineFeed(Feed):
         self._steps = ((step.rows, (epoch, step.first)) for step in steps if step.first not in skip)
         return self._seq
 
-    def submit(self, batches: list[tuple[int, Any, int | None]]) -> None:
-        self._queue.extend((rows, payload) for rows, payload, _ in batches)
-
     def next(self, timeout_s: float | None) -> Arrival:
         started = time.perf_counter()
-        rows, payload = self._queue.popleft() if self._queue else next(self._steps)
+        rows, payload = next(self._steps)
         seq = self._seq
         self._seq += 1
         heap = _Heap()

@@ -67,6 +67,8 @@ class Source(ABC):
     """
 
     clean: bool = True
+    opaque: ClassVar[bool] = False
+    """Reading runs the user's code, which may draw random numbers: it is seeded for every sample."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -10,11 +10,14 @@ from penstock.batch import Collator
 from penstock.errors import PenstockError, SampleError
 from penstock.graph import Graph, Sample
 from penstock.kernels import native
+from penstock.seeding import seed_all
 from penstock.work import BadSample, Memory, Request, Result, Work, failure
 
 __all__ = ["GraphWork", "OnError"]
 
 OnError = Literal["raise", "skip", "replace"]
+_READ_STREAM = 0x4000
+"""The stream of draws that seeds the user's code behind an opaque source; 0 is for operators, 1.. for replacements."""
 _ATTEMPTS = 16
 """How many samples are tried for one position with `replace` before the batch fails."""
 
@@ -76,6 +79,9 @@ class GraphWork(Work):
             try:
                 if crashed and not attempt:
                     raise SampleError("preparing it killed the worker process every time it was tried", id=id)
+                if self.graph.source.opaque:
+                    (chance,) = native.units(self.seed, epoch, _READ_STREAM, [position], 1)[0]
+                    seed_all(int(chance * 2**53))
                 return self._prepare(id, unit), errors
             except SampleError as error:
                 errors.append(error)

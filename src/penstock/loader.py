@@ -48,6 +48,7 @@ class Loader:
             raise GraphError("the pipeline has no batch step; end it with .batch(size)")
         self.options = LoaderOptions.checked(dict(options))
         self._graph = pipe.graph
+        self._notes = pipe.notes
         self._batch: Batch = pipe.graph.batch
         self._plan = pipe.graph.rewritten(PASSES)
         option = self.options
@@ -206,6 +207,7 @@ class Loader:
 
     def _explanation(self) -> Iterator[str]:
         option, source = self.options, self._graph.source
+        yield from self._notes
         operators = " -> ".join(operator.name for operator in self._plan.operators) or "(no operators)"
         yield f"source: {type(source).__name__.lower()}, {len(source):,} samples"
         yield f"operators: {operators}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from penstock.audio import AddNoise, CropOrPad, DecodeAudio, Mel, Resample, Spectrogram
@@ -28,10 +28,12 @@ class Pipe:
     """A pipeline: a source, operators, and last a batch. Immutable; checked as it is written."""
 
     graph: Graph
+    notes: tuple[str, ...] = ()
+    """What `Loader.explain()` says of where the pipe comes from."""
 
     def then(self, operator: Operator) -> Pipe:
         """The pipe with an operator of your own at its end."""
-        return Pipe(self.graph.then(operator))
+        return replace(self, graph=self.graph.then(operator))
 
     def batch(self, size: int, drop_last: bool = False, ragged: Literal["error", "pad", "list"] = "error") -> Pipe:
         """Gather samples into batches of `size`, per rank.
@@ -39,7 +41,7 @@ class Pipe:
         Fields whose shapes differ within a batch are an error, or are padded with zeros at their ends (the field
         `NAME_shape` then holds each sample's own shape), or become lists of tensors.
         """
-        return Pipe(self.graph.batched(Batch(size, drop_last, ragged)))
+        return replace(self, graph=self.graph.batched(Batch(size, drop_last, ragged)))
 
     def map(self, fn: Callable[[Any], Any], field: str | None = None) -> Pipe:
         """Call a function with every sample (a dict, to be returned), or with one field's value.

@@ -75,6 +75,9 @@ class Result:
 class Memory(ABC):
     """The memory of one batch, as a worker sees it."""
 
+    slot: memoryview | None = None
+    """All of the batch's slot, where it has one."""
+
     @abstractmethod
     def reserve(self, nbytes: int, whole: bool) -> memoryview | None:
         """Writable memory of that size: the batch's slot. Where it has none that is large enough, memory of its own
@@ -83,6 +86,10 @@ class Memory(ABC):
 
 class Work(ABC):
     """Picklable where it can be; `open` is called once in every process that works."""
+
+    def load(self) -> Work:
+        """Called once in the template, before workers are forked from it: the work that they do."""
+        return self
 
     @abstractmethod
     def open(self, worker: int) -> None:

@@ -274,7 +274,7 @@ def _become_template(sock: socket.socket, work: bytes, sys_path: Sequence[str], 
         def load() -> Work:
             loaded = pickle.loads(work)
             assert isinstance(loaded, Work)
-            return loaded
+            return loaded.load()
 
         template_main(sock, load)
     except BaseException:  # nothing may unwind into the coordinator's loop

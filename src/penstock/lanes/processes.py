@@ -105,16 +105,12 @@ class _SlotMemory(Memory):
     """A batch's slot, or memory of its own that is handed on with the result."""
 
     def __init__(self, slot: memoryview | None) -> None:
-        self._slot = slot
+        self.slot = slot
         self.own_fd = -1
 
-    @property
-    def slot(self) -> memoryview | None:
-        return self._slot
-
     def reserve(self, nbytes: int, whole: bool) -> memoryview | None:
-        if self._slot is not None and nbytes <= len(self._slot):
-            return self._slot[:nbytes]
+        if self.slot is not None and nbytes <= len(self.slot):
+            return self.slot[:nbytes]
         if not whole:
             return None
         self.own_fd = anonymous(max(1, nbytes))

@@ -24,6 +24,7 @@ class Dataset(Source):
     """
 
     clean = False
+    opaque = True
 
     def __init__(self, dataset: Any, fields: Sequence[str] | None = None) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
