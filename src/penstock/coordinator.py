@@ -354,8 +354,7 @@ class Coordinator:
         """The result can stand beside the others of its batch."""
         if result.refused or result.layout is None:
             return not result.refused
-        key = result.layout.key
-        return all(other.layout is None or other.layout.key == key for other in state.results)
+        return all(other.layout is None or other.layout == result.layout for other in state.results)
 
     def _fit(self, result: Result) -> None:
         """Slots as large as batches turn out to be; small batches need none until larger ones come."""

@@ -200,6 +200,8 @@ class ProcessFeed(Feed):
         self._send(config, fds)
         for fd in fds:
             os.close(fd)
+        if config.work is None:
+            self._on_fork()
 
     # what a loader calls
 

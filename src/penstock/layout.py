@@ -1,17 +1,15 @@
 """How a batch lies in memory: a few columns, each an array with one row per sample, and the structure around them.
 
 Workers that prepare parts of one batch each derive the layout from their own first sample. Equal samples give equal
-layouts, so the parts meet in one slot without a word between the workers; the coordinator compares the keys.
+layouts, so the parts meet in one slot without a word between the workers; the coordinator compares them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = ["Column", "Hole", "Layout", "Loose", "lay_out", "restore", "storable"]
@@ -52,14 +50,10 @@ class Layout:
 
     rows: int
     columns: tuple[Column, ...]
-    structure: bytes
+    structure: bytes = field(compare=False)
+    """Equal trees may pickle to different bytes; `shown` is what is compared."""
     shown: str
     nbytes: int
-
-    @cached_property
-    def key(self) -> bytes:
-        """Equal for layouts under which parts of a batch may meet."""
-        return hashlib.blake2b(repr((self.rows, self.columns, self.shown)).encode(), digest_size=12).digest()
 
 
 _ITEMSIZE = {

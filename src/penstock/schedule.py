@@ -8,13 +8,16 @@ The following is how it is meant to behave. If the implementation differs, it is
 
 - Every row of every batch is in exactly one of: waiting, running on one lane, filled.
 - A row is assigned again only after the lane that ran it was lost, or said that the batch must be done whole.
-- Rows that were running when lanes were lost collect blame and are then run alone; rows whose blame reaches the limit
-  are assigned as crashed: the lane reports them as bad samples instead of running them.
+- Rows that were running when lanes were lost collect blame and are then run alone, each in a task of its own, so that
+  a later loss tells which of them is the cause. Rows whose blame reaches the limit are assigned as crashed: the lane
+  reports them as bad samples instead of running them.
 - A batch pinned to a lane is only ever assigned to that lane's number.
+- An event costs the same with one lane and with a thousand, with one batch in the window and with a thousand.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +28,9 @@ __all__ = ["Assign", "BatchSpec", "Deliver", "Instruction", "Piece", "Scheduler"
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What is to be prepared: `payload` is the lane's business. `sizes` order the rows where they are known."""
+    """What is to be prepared: `payload` is the lane's business. `sizes` order the rows where they are known.
+
+    `seq` rises from batch to batch: it is the planned order."""
 
     seq: int
     rows: int
@@ -43,6 +48,8 @@ class Piece:
     seq: int
     rows: tuple[int, ...]
     whole: bool
+    alone: bool = False
+    """The only piece of its task."""
     crashed: bool = False
 
 
@@ -70,6 +77,7 @@ class _Lane:
     depth: int
     large_end: bool
     tasks: dict[int, list[Piece]] = field(default_factory=dict)
+    """In the order in which the lane runs them: the first is running, or about to be."""
 
 
 class _Open:
@@ -82,12 +90,21 @@ class _Open:
         self.waiting: deque[int] = deque(order)
         self.redo: deque[Piece] = deque()
         self.unfilled = set(range(spec.rows))
-        self.blame: dict[int, int] = {}
+        self.blame: dict[tuple[int, ...], int] = {}
+        self.running = 0
+        """Pieces that are on lanes."""
         self.cancelled = False
+        self.offered = False
+        """It stands in one of the scheduler's lists of work."""
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.redo)
+
+    @property
+    def next_alone(self) -> bool:
+        """What `take` gives next must be the only piece of its task."""
+        return bool(self.redo) and self.redo[0].alone
 
     def take(self, grain: int, large_end: bool) -> Piece:
         """The next tiny-batch of at most `grain` rows (all of them when the batch is done whole)."""
@@ -108,6 +125,10 @@ class Scheduler:
         self._open: dict[int, _Open] = {}
         self._complete: set[int] = set()
         self._next_task = 0
+        self._work: dict[int | None, list[int]] = {None: []}
+        """Heaps of the batches that may have rows to assign: for any lane, and for the one they are pinned to."""
+        self._idle: dict[int, dict[int, None]] = {}
+        """Number of tasks to the lanes that have so many and could take one more."""
         self.grain = 1
         """Rows that a lane takes at a time; set from outside as the cost of a row becomes known."""
 
@@ -115,19 +136,23 @@ class Scheduler:
 
     def batch_opened(self, spec: BatchSpec) -> list[Instruction]:
         """A batch entered the window; it has memory to go to."""
-        self._open[spec.seq] = _Open(spec)
+        batch = self._open[spec.seq] = _Open(spec)
         if spec.rows == 0:
             self._complete.add(spec.seq)
+        self._offer(batch)
         return self._proceed()
 
     def lane_joined(self, lane: int, *, depth: int = 2, large_end: bool = False) -> list[Instruction]:
         """A lane can take `depth` tasks, one running and the others queued before it."""
+        assert lane not in self._lanes, "a lane joins again only after it was lost"
         self._lanes[lane] = _Lane(depth, large_end)
+        self._place(lane)
         return self._proceed()
 
     def lane_depth(self, lane: int, depth: int) -> None:
         """A lane's capacity changed; this takes effect from the next task."""
         self._lanes[lane].depth = depth
+        self._place(lane)
 
     def piece_done(self, lane: int, task: int, index: int) -> list[Instruction]:
         """Piece number `index` of a task was filled; the task ends with its last piece."""
@@ -156,14 +181,17 @@ class Scheduler:
     def lane_lost(self, lane: int, *, blame: int = 1) -> list[Instruction]:
         """A lane is gone for certain: what it ran is done again. A replacement may join under the same number.
 
-        `blame` falls on the rows that were running, for they may be what killed it.
+        `blame` falls on the rows of the task that was running, for they may be what killed it.
         """
         lost = self._lanes.pop(lane, None)
         if lost is None:
             return []
-        left = [piece for pieces in lost.tasks.values() for piece in pieces if piece.rows]
-        for index, piece in enumerate(left):
-            self._redo(piece, blame if index == 0 else 0)
+        self._place(lane)
+        for position, pieces in enumerate(lost.tasks.values()):
+            for piece in pieces:
+                if piece.rows:
+                    self._open[piece.seq].running -= 1
+                    self._redo(piece, blame if position == 0 else 0)
         return self._proceed()
 
     def cancel(self) -> None:
@@ -173,9 +201,10 @@ class Scheduler:
             batch.cancelled = True
             batch.waiting.clear()
             batch.redo.clear()
-            if not self._running(seq):
-                del self._open[seq]
+            batch.offered = False
+            self._forget_when_quiet(batch)
         self._complete.clear()
+        self._work = {None: []}
 
     # questions
 
@@ -187,7 +216,7 @@ class Scheduler:
     @property
     def busy(self) -> set[int]:
         """Batches that some lane works on."""
-        return {piece.seq for _, piece in self._pieces()}
+        return {seq for seq, batch in self._open.items() if batch.running}
 
     def piece(self, lane: int, task: int, index: int) -> Piece:
         """A piece of a task that was assigned."""
@@ -195,7 +224,11 @@ class Scheduler:
 
     def working_on(self, seq: int) -> list[int]:
         """The lanes that work on a batch."""
-        return list(dict.fromkeys(number for number, piece in self._pieces() if piece.seq == seq))
+        return [
+            number
+            for number, lane in self._lanes.items()
+            if any(piece.seq == seq and piece.rows for pieces in lane.tasks.values() for piece in pieces)
+        ]
 
     def first_open(self) -> int | None:
         """The oldest batch that is not delivered."""
@@ -203,83 +236,118 @@ class Scheduler:
 
     # inside
 
-    def _pieces(self) -> Iterator[tuple[int, Piece]]:
-        """What runs or is queued on lanes."""
-        for number, lane in self._lanes.items():
-            for pieces in lane.tasks.values():
-                yield from ((number, piece) for piece in pieces if piece.rows)
-
     def _end_piece(self, lane: int, task: int, index: int) -> None:
         pieces = self._lanes[lane].tasks[task]
         piece = pieces[index]
         pieces[index] = Piece(piece.seq, (), piece.whole)
         if not any(p.rows for p in pieces):
             del self._lanes[lane].tasks[task]
+            self._place(lane)
         batch = self._open[piece.seq]
-        if batch.cancelled and not self._running(piece.seq):
-            del self._open[piece.seq]
-            self._complete.discard(piece.seq)
+        batch.running -= 1
+        self._forget_when_quiet(batch)
 
-    def _running(self, seq: int) -> bool:
-        return seq in self.busy
+    def _forget_when_quiet(self, batch: _Open) -> None:
+        if batch.cancelled and not batch.running:
+            del self._open[batch.spec.seq]
 
     def _restart_when_quiet(self, batch: _Open) -> None:
-        if batch.whole and not batch.has_work and not self._running(batch.spec.seq) and not batch.cancelled:
+        if batch.whole and not batch.has_work and not batch.running and not batch.cancelled:
             batch.unfilled = set(range(batch.spec.rows))
             batch.waiting.extend(range(batch.spec.rows))
+            self._offer(batch)
 
     def _redo(self, piece: Piece, blame: int) -> None:
         batch = self._open[piece.seq]
         if batch.cancelled:
-            if not self._running(piece.seq):
-                del self._open[piece.seq]
+            self._forget_when_quiet(batch)
         elif batch.whole and not piece.whole:
             self._restart_when_quiet(batch)
         elif blame == 0:
             batch.redo.append(piece)
         else:
             for rows in [piece.rows] if piece.whole else [(row,) for row in piece.rows]:
-                total = batch.blame[rows[0]] = batch.blame.get(rows[0], 0) + blame
-                batch.redo.append(Piece(piece.seq, rows, piece.whole, total >= self._blame_limit))
+                total = batch.blame[rows] = batch.blame.get(rows, 0) + blame
+                batch.redo.append(Piece(piece.seq, rows, piece.whole, True, total >= self._blame_limit))
+        self._offer(batch)
 
     def _proceed(self) -> list[Instruction]:
         return [*self._deliveries(), *self._assignments()]
 
     def _deliveries(self) -> Iterator[Instruction]:
-        ready = [seq for seq in self._open if seq in self._complete]
-        for seq in ready:
-            if self._order == "plan" and seq != self.first_open():
+        while self._complete:
+            seq = self.first_open() if self._order == "plan" else min(self._complete)
+            if seq not in self._complete:
                 return
             del self._open[seq]
-            self._complete.discard(seq)
+            self._complete.remove(seq)
             yield Deliver(seq)
 
     def _assignments(self) -> Iterator[Instruction]:
-        while True:
-            idle = [number for number, lane in self._lanes.items() if len(lane.tasks) < lane.depth]
-            assigned = False
-            for number in sorted(idle, key=lambda n: len(self._lanes[n].tasks)):
-                pieces = self._pull(number)
-                if pieces:
-                    assigned = True
-                    task = self._next_task
-                    self._next_task += 1
-                    self._lanes[number].tasks[task] = list(pieces)
-                    yield Assign(number, task, tuple(pieces))
-            if not assigned:
-                return
+        for number in [number for number in self._work if number in self._lanes]:
+            while self._has_room(number) and self._top(number) is not None:
+                yield self._assign(number)
+        while self._oldest(None) is not None and (idlest := self._idlest()) is not None:
+            yield self._assign(idlest)
+
+    def _assign(self, number: int) -> Assign:
+        pieces = self._pull(number)
+        task = self._next_task
+        self._next_task += 1
+        self._lanes[number].tasks[task] = list(pieces)
+        for piece in pieces:
+            self._open[piece.seq].running += 1
+        self._place(number)
+        return Assign(number, task, tuple(pieces))
 
     def _pull(self, number: int) -> list[Piece]:
         """One task: rows of the oldest batch that has any; more batches only while the grain is not reached."""
         pieces: list[Piece] = []
         rows = 0
-        for batch in self._open.values():
-            if rows >= self.grain:
+        while rows < self.grain and (batch := self._oldest(number)) is not None:
+            if pieces and batch.next_alone:
                 break
-            if batch.spec.lane is not None and batch.spec.lane != number:
-                continue
-            while batch.has_work and rows < self.grain:
-                piece = batch.take(self.grain - rows, self._lanes[number].large_end)
-                pieces.append(piece)
-                rows += len(piece.rows)
+            piece = batch.take(self.grain - rows, self._lanes[number].large_end)
+            pieces.append(piece)
+            rows += len(piece.rows)
+            if piece.alone:
+                break
         return pieces
+
+    # lists of work and of idle lanes
+
+    def _offer(self, batch: _Open) -> None:
+        if batch.has_work and not batch.offered:
+            batch.offered = True
+            heapq.heappush(self._work.setdefault(batch.spec.lane, []), batch.spec.seq)
+
+    def _oldest(self, number: int | None) -> _Open | None:
+        """The oldest batch that has rows for this lane; with None, for any lane."""
+        tops = [top for key in {None, number} if (top := self._top(key)) is not None]
+        return min(tops, key=lambda batch: batch.spec.seq, default=None)
+
+    def _top(self, key: int | None) -> _Open | None:
+        heap = self._work.get(key, [])
+        while heap:
+            batch = self._open.get(heap[0])
+            if batch is not None and batch.has_work:
+                return batch
+            heapq.heappop(heap)
+            if batch is not None:
+                batch.offered = False
+        if key is not None:
+            self._work.pop(key, None)
+        return None
+
+    def _place(self, number: int) -> None:
+        """Put a lane where its number of tasks belongs."""
+        for lanes in self._idle.values():
+            lanes.pop(number, None)
+        if number in self._lanes and self._has_room(number):
+            self._idle.setdefault(len(self._lanes[number].tasks), {})[number] = None
+
+    def _has_room(self, number: int) -> bool:
+        return len(self._lanes[number].tasks) < self._lanes[number].depth
+
+    def _idlest(self) -> int | None:
+        return next((number for tasks in sorted(self._idle) for number in self._idle[tasks]), None)

@@ -7,19 +7,19 @@ array); every function's contract stands above its definition in `native/*.c`.
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import POINTER, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from pathlib import Path
 
 __all__ = ["declare", "lib", "order", "units"]
 
-_HERE = Path(__file__).parent
+_HERE = os.path.dirname(__file__)
 
 
 def _load() -> ctypes.CDLL:
-    base = ctypes.CDLL(str(_HERE / "_native.so"))
-    fast = _HERE / "_native_avx2.so"
-    if fast.exists() and base.ps_has_avx2():
-        return ctypes.CDLL(str(fast))
+    base = ctypes.CDLL(os.path.join(_HERE, "_native.so"))
+    fast = os.path.join(_HERE, "_native_avx2.so")
+    if os.path.exists(fast) and base.ps_has_avx2():
+        return ctypes.CDLL(fast)
     return base
 
 

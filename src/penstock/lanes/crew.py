@@ -55,7 +55,8 @@ class _Worker:
 class Crew:
     """Implements `penstock.lanes.Lanes` with a template and workers.
 
-    Without `work` the template is forked by the training process: `want_template` asks for one, `adopt` takes it.
+    Without `work` the template is forked by the training process, which sends the first of itself; `adopt` takes it,
+    `want_template` asks for another when it is lost.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class Crew:
     # what the coordinator calls
 
     def start(self) -> None:
-        self._start_template()
+        if self._work is not None:
+            self._start_template()
         for number in range(self._size):
             self._start_worker(number, 0)
 

@@ -59,7 +59,6 @@ def _serve_template(channel: Channel, work: Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    gc.collect()
     gc.freeze()
     channel.send(("template_ready",))
     poll = select.poll()
