@@ -33,7 +33,7 @@ from penstock.work import Failure, Request, Result, failure
 
 __all__ = ["Config", "main"]
 
-_TASK_S = 0.006
+_TASK_S = 0.01
 """What a tiny-batch should take: long beside the 0.1 ms a task costs to hand out, short beside a batch."""
 _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""

@@ -90,7 +90,7 @@ class _Open:
         self.waiting: deque[int] = deque(order)
         self.redo: deque[Piece] = deque()
         self.unfilled = set(range(spec.rows))
-        self.blame: dict[tuple[int, ...], int] = {}
+        self.blame: dict[frozenset[int], int] = {}
         self.running = 0
         """Pieces that are on lanes."""
         self.cancelled = False
@@ -123,6 +123,8 @@ class Scheduler:
         self._blame_limit = blame_limit
         self._lanes: dict[int, _Lane] = {}
         self._open: dict[int, _Open] = {}
+        self._cancelled = 0
+        """Cancelled batches that some lane still works on."""
         self._complete: set[int] = set()
         self._next_task = 0
         self._work: dict[int | None, list[int]] = {None: []}
@@ -198,6 +200,7 @@ class Scheduler:
         """Forget all batches. Tasks that run are waited for: `busy` says which batches' memory is still written to."""
         for seq in list(self._open):
             batch = self._open[seq]
+            self._cancelled += not batch.cancelled
             batch.cancelled = True
             batch.waiting.clear()
             batch.redo.clear()
@@ -211,7 +214,7 @@ class Scheduler:
     @property
     def window(self) -> int:
         """Batches opened and not yet delivered."""
-        return sum(not batch.cancelled for batch in self._open.values())
+        return len(self._open) - self._cancelled
 
     @property
     def busy(self) -> set[int]:
@@ -249,6 +252,7 @@ class Scheduler:
 
     def _forget_when_quiet(self, batch: _Open) -> None:
         if batch.cancelled and not batch.running:
+            self._cancelled -= 1
             del self._open[batch.spec.seq]
 
     def _restart_when_quiet(self, batch: _Open) -> None:
@@ -267,7 +271,8 @@ class Scheduler:
             batch.redo.append(piece)
         else:
             for rows in [piece.rows] if piece.whole else [(row,) for row in piece.rows]:
-                total = batch.blame[rows] = batch.blame.get(rows, 0) + blame
+                suspects = frozenset(rows)
+                total = batch.blame[suspects] = batch.blame.get(suspects, 0) + blame
                 batch.redo.append(Piece(piece.seq, rows, piece.whole, True, total >= self._blame_limit))
         self._offer(batch)
 
