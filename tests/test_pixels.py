@@ -179,7 +179,7 @@ def test_hue_equals_pillow_on_every_colour() -> None:
 
 def test_both_builds_give_the_same_bytes() -> None:
     """The library for the baseline instruction set and the one for AVX2."""
-    base = ctypes.CDLL(str(native._HERE / "_native.so"))
+    base = ctypes.CDLL(native.FOLDER + "/_native.so")
     base.ps_augment.argtypes = native.lib.ps_augment.argtypes
     image = smooth(67, 45, seed=3)
     for op, choices in PARAMETERS.items():

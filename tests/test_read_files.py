@@ -12,8 +12,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.errors import GraphError, MissingExtraError
-from penstock.read import Files, SourceError
+from penstock.errors import GraphError, MissingExtraError, SourceError
+from penstock.read import Files
 
 
 def tree(root: Path, *names: str) -> Path:

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import GraphError, MissingExtraError
-from penstock.read import Parquet, SourceError
+from penstock.errors import GraphError, MissingExtraError, SourceError
+from penstock.read import Parquet
 from penstock.read import parquet as module
 
 HUGGING_FACE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

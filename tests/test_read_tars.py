@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import GraphError
-from penstock.read import SourceError, Tars, storage, tar_index
+from penstock.errors import GraphError, SourceError
+from penstock.read import Tars, storage, tar_index
 from penstock.read.patterns import braces
 
 

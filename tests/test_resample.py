@@ -115,7 +115,7 @@ _BASELINE = """
 import sys
 import ctypes
 from penstock.kernels import native
-native.lib = ctypes.CDLL(str(native._HERE / "_native.so"))
+native.lib = ctypes.CDLL(native.FOLDER + "/_native.so")
 sys.path.insert(0, {tests!r})
 import test_resample, test_decode
 test_resample.test_resizing_is_pillows()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         OptionError,
         PenstockError,
         SampleError,
+        SourceError,
         StalledError,
         StateError,
     )
@@ -39,6 +40,7 @@ _WHERE = {
         "OptionError",
         "PenstockError",
         "SampleError",
+        "SourceError",
         "StalledError",
         "StateError",
     ),
@@ -66,6 +68,7 @@ __all__ = [  # noqa: RUF022 - sorted by what they are
     "MissingExtraError",
     "OptionError",
     "SampleError",
+    "SourceError",
     "StalledError",
     "StateError",
 ]

@@ -9,6 +9,7 @@ __all__ = [
     "OptionError",
     "PenstockError",
     "SampleError",
+    "SourceError",
     "StalledError",
     "StateError",
 ]
@@ -24,6 +25,10 @@ class GraphError(PenstockError):
 
 class OptionError(PenstockError, ValueError):
     """A loader's option is unknown or senseless."""
+
+
+class SourceError(PenstockError, FileNotFoundError):
+    """A source finds nothing, or not what it expects, where it was told to look."""
 
 
 class StateError(PenstockError):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 from penstock.kernels.native import declare, lib
 
@@ -38,11 +39,11 @@ def seed_all(key: int) -> None:
 @cache
 def _python() -> Callable[[int], None]:
     """Seeds the generator behind `random`'s functions; its state is found behind the object's head, or not at all."""
-    generator = random._inst  # type: ignore[attr-defined]
+    generator: Any = random._inst
     position = id(generator) + object.__basicsize__
     words = position + ctypes.sizeof(ctypes.c_int)
     index = ctypes.c_int.from_address(position)
-    version, known, _ = random.getstate()
+    known = random.getstate()[1]
     if tuple((ctypes.c_uint32 * _WORDS).from_address(words)) != known[:_WORDS] or index.value != known[_WORDS]:
         return random.seed
     twister = lib.ps_twister

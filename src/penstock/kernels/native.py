@@ -10,14 +10,15 @@ import ctypes
 import os
 from ctypes import POINTER, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
-__all__ = ["declare", "lib", "order", "units"]
+__all__ = ["FOLDER", "declare", "lib", "order", "units"]
 
-_HERE = os.path.dirname(__file__)
+FOLDER = os.path.dirname(__file__)
+"""Where the built libraries lie."""
 
 
 def _load() -> ctypes.CDLL:
-    base = ctypes.CDLL(os.path.join(_HERE, "_native.so"))
-    fast = os.path.join(_HERE, "_native_avx2.so")
+    base = ctypes.CDLL(os.path.join(FOLDER, "_native.so"))
+    fast = os.path.join(FOLDER, "_native_avx2.so")
     if os.path.exists(fast) and base.ps_has_avx2():
         return ctypes.CDLL(fast)
     return base

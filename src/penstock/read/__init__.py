@@ -8,8 +8,7 @@ from __future__ import annotations
 from penstock.read.arrays import Arrays
 from penstock.read.files import Files
 from penstock.read.parquet import Parquet
-from penstock.read.storage import SourceError
 from penstock.read.tars import Tars
 from penstock.read.wrap import Dataset
 
-__all__ = ["Arrays", "Dataset", "Files", "Parquet", "SourceError", "Tars"]
+__all__ = ["Arrays", "Dataset", "Files", "Parquet", "Tars"]

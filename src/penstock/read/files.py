@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.errors import GraphError
+from penstock.errors import GraphError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.names import Names, packed
-from penstock.read.storage import Options, SourceError, filesystem, is_url, join, plain, read_file
+from penstock.read.storage import Options, filesystem, is_url, join, plain, read_file
 
 __all__ = ["AUDIO_EXTENSIONS", "IMAGE_EXTENSIONS", "Files"]
 

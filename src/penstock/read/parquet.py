@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import GraphError, MissingExtraError
+from penstock.errors import GraphError, MissingExtraError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.patterns import find
-from penstock.read.storage import Options, SourceError, Stamp, filesystem, is_url
+from penstock.read.storage import Options, Stamp, filesystem, is_url
 
 __all__ = ["Parquet"]
 

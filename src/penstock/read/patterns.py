@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from penstock.read.storage import Options, SourceError, filesystem, is_url, plain
+from penstock.errors import SourceError
+from penstock.read.storage import Options, filesystem, is_url, plain
 
 __all__ = ["braces", "find", "respell"]
 

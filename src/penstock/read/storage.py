@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from penstock.errors import MissingExtraError, PenstockError
+from penstock.errors import MissingExtraError, PenstockError, SourceError
 
 __all__ = [
     "Options",
-    "SourceError",
     "Stamp",
     "Store",
     "exact",
@@ -50,10 +49,6 @@ _VERSION_KEYS = (
     "created",
 )
 """What fsspec's back ends call the version or the time of change of an object."""
-
-
-class SourceError(PenstockError, FileNotFoundError):
-    """A source finds nothing, or not what it expects, where it was told to look."""
 
 
 def is_url(path: str) -> bool:

@@ -24,8 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.errors import SourceError
 from penstock.read.names import Names, packed
-from penstock.read.storage import Options, SourceError, Stamp, scanning
+from penstock.read.storage import Options, Stamp, scanning
 
 __all__ = ["Member", "TarIndex", "cache_folder", "members", "tar_index"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import GraphError
+from penstock.errors import GraphError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.names import Names, packed
 from penstock.read.patterns import find
-from penstock.read.storage import Options, SourceError, Store, is_url
+from penstock.read.storage import Options, Store, is_url
 from penstock.read.tar_index import TarIndex, tar_index
 
 __all__ = ["Tars"]

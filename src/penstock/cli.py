@@ -1,0 +1,73 @@
+"""The command `penstock`. Imports little: what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from penstock import __version__
+from penstock.errors import PenstockError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 if it went well, 2 with one line on stderr if it could not."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], None] = options.command
+    try:
+        command(options)
+        sys.stdout.flush()
+    except (PenstockError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # as in `penstock top --once | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("penstock", description="A PyTorch input pipeline: see it work, watch it run.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    demo = commands.add_parser(
+        "demo",
+        help="train a small network from generated images, with Penstock and with torch's DataLoader",
+        description="Generates images, trains a small network from them twice, and compares the loaders.",
+    )
+    demo.add_argument("--data", type=Path, metavar="DIR", help="where the images are kept (default: the user's cache)")
+    demo.add_argument("--per-class", type=int, default=400, metavar="N", help="images of each class (default: 400)")
+    demo.add_argument("--epochs", type=int, default=2, metavar="N", help="epochs of each training (default: 2)")
+    demo.set_defaults(command=_demo)
+
+    top = commands.add_parser(
+        "top",
+        help="show the loaders that run on this machine",
+        description="Shows the loaders that run on this machine (yours; as root: everybody's). Ctrl-C ends it.",
+    )
+    form = top.add_mutually_exclusive_group()
+    form.add_argument("--once", action="store_true", help="print one table and end")
+    form.add_argument("--json", action="store_true", help="print one reading as JSON and end")
+    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between readings (default: 1)")
+    top.set_defaults(command=_top)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from penstock import demo
+
+    demo.run(options.data or demo.default_folder(), options.per_class, options.epochs)
+
+
+def _top(options: argparse.Namespace) -> None:
+    from penstock import top
+
+    top.run(options.interval, "json" if options.json else "text" if options.once else "live")
