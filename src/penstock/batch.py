@@ -79,7 +79,7 @@ class Collator:
         _write(layout, buffer, items, rows, listed)
         names = [name for name, value in items[0].items() if isinstance(value, _Object)]
         loose = pickle.dumps((rows, {name: [item[name].value for item in items] for name in names})) if names else b""
-        return Result(layout=layout, loose=loose, nbytes=layout.nbytes, missing=missing)
+        return Result(layout=layout.packed, loose=loose, nbytes=layout.nbytes, missing=missing)
 
     def _layout(self, signature: tuple[Any, ...], total: int) -> Layout:
         layout = self._known.get((signature, total))

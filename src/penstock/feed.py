@@ -7,6 +7,7 @@ lives; when the user keeps more batches than there are slots in reserve, batches
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import pickle
@@ -20,7 +21,7 @@ import weakref
 from abc import ABC, abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,26 +91,26 @@ def assemble(results: list[Result], buffers: list[memoryview | None]) -> Any:
     for result, buffer in zip(results, buffers, strict=True):
         if result.tree:
             return decode_tree(result, buffer)
-    laid = [(result.layout, buffer) for result, buffer in zip(results, buffers, strict=True) if result.layout]
-    if not laid:
+    laid = next(((r.layout, buffer) for r, buffer in zip(results, buffers, strict=True) if r.layout), None)
+    if laid is None:
         return None
     missing = {row for result in results for row in result.missing}
-    return assemble_rows(*laid[0], missing, _loose(results))
+    return assemble_rows(Layout.unpack(laid[0]), laid[1], missing, _loose(results))
 
 
 def assemble_rows(
     layout: Layout,
     buffer: memoryview | None,
-    missing: Container[int] = (),
+    missing: Collection[int] = (),
     loose: Mapping[str, list[Any]] | None = None,
 ) -> Any:
     """The batch that lies in memory under a layout, without the missing rows."""
-    keep = [row for row in range(layout.rows) if row not in missing]
+    keep = [row for row in range(layout.rows) if row not in missing] if missing else None
     columns = []
     for column in layout.columns:
         shape = column.shape if column.single else (layout.rows, *column.shape)
         tensor = tensor_over(buffer, column.dtype, shape, column.offset)
-        if len(keep) < layout.rows and not column.single:
+        if keep is not None and not column.single:
             tensor = tensor[keep]
         columns.append(tensor.movedim(-1, -3) if column.image else tensor)
     return restore(layout, columns, loose or {})
@@ -134,7 +135,7 @@ def _first_failure(results: list[Result]) -> Failure | None:
 def tensor_over(buffer: memoryview | None, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
     """A tensor over a part of a batch's memory; it keeps that memory."""
     kind: torch.dtype = getattr(torch, dtype)
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     if count == 0 or buffer is None:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(buffer, dtype=kind, count=count, offset=offset).view(shape)

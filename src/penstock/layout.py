@@ -6,10 +6,13 @@ layouts, so the parts meet in one slot without a word between the workers; the c
 
 from __future__ import annotations
 
+import io
+import marshal
 import math
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 __all__ = ["Column", "Hole", "Layout", "Loose", "lay_out", "restore", "storable"]
@@ -50,10 +53,21 @@ class Layout:
 
     rows: int
     columns: tuple[Column, ...]
-    structure: bytes = field(compare=False)
-    """Equal trees may pickle to different bytes; `shown` is what is compared."""
-    shown: str
+    structure: bytes
     nbytes: int
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The layout for travel. Equal layouts give equal bytes, so whoever passes them on need not look inside."""
+        columns = [(c.shape, c.dtype, c.offset, c.image, c.single) for c in self.columns]
+        return marshal.dumps((self.rows, columns, self.structure, self.nbytes), 2)
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def unpack(packed: bytes) -> Layout:
+        """The layout that was packed."""
+        rows, columns, structure, nbytes = marshal.loads(packed)
+        return Layout(rows, tuple(Column(*column) for column in columns), structure, nbytes)
 
 
 _ITEMSIZE = {
@@ -78,7 +92,16 @@ def lay_out(tree: Any, arrays: Sequence[Column], rows: int) -> Layout:
         columns.append(replace(array, offset=offset))
         count = math.prod(array.shape) * (1 if array.single else rows)
         offset += -(-count * _ITEMSIZE[array.dtype] // _ALIGN) * _ALIGN
-    return Layout(rows, tuple(columns), pickle.dumps(tree, protocol=5), repr(tree), offset)
+    return Layout(rows, tuple(columns), _pickled(tree), offset)
+
+
+def _pickled(tree: Any) -> bytes:
+    """Equal trees give equal bytes: without a memo, it does not matter which of their parts are one object."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, protocol=5)
+    pickler.fast = True
+    pickler.dump(tree)
+    return stream.getvalue()
 
 
 def restore(layout: Layout, columns: Sequence[Any], loose: Mapping[str, list[Any]]) -> Any:

@@ -65,7 +65,10 @@ class Loader:
         self._consumed = 0
         self._ahead: list[int] = []
         self._feed: Feed | None = None
-        self._epochs: _Epoch | None = None
+        self._begun = False
+        """The epoch that is set has been begun."""
+        self._pass = 0
+        """Number of the iteration that is under way; earlier ones have ended."""
 
     def __len__(self) -> int:
         """Batches in an epoch, on each rank."""
@@ -73,10 +76,10 @@ class Loader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin an epoch: the one that was loaded or set, else the one after the last that was begun."""
-        if self._epochs is not None and self._epochs.begun:
+        if self._begun:
             self.set_epoch(self._epoch + 1)
-        self._epochs = _Epoch(self)
-        return self._epochs
+        self._pass += 1
+        return _Epoch(self, self._pass)
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +94,8 @@ class Loader:
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**32:
             raise StateError(f"an epoch is a whole number from 0, not {epoch!r}")
         self._epoch, self._consumed, self._ahead = epoch, 0, []
-        self._epochs = None
+        self._begun = False
+        self._pass += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training is: a few numbers, counted in samples that were handed out on all ranks."""
@@ -143,7 +147,7 @@ class Loader:
 
     def close(self) -> None:
         """End the workers and everything else. Batches that were handed out stay valid."""
-        self._epochs = None
+        self._pass += 1
         if self._feed is not None:
             self._feed.close()
             self._feed = None
@@ -242,16 +246,17 @@ def _joined(graph: Graph, plan: Graph) -> Iterator[tuple[str, str]]:
 class _Epoch(Iterator[dict[str, Any]]):
     """One pass; the loader keeps count, so that its state is right after every batch."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, number: int) -> None:
         self._loader = loader
-        self.begun = False
+        self._number = number
+        self._begun = False
 
     def __next__(self) -> dict[str, Any]:
         loader = self._loader
-        if loader._epochs is not self:
+        if loader._pass != self._number:
             raise StopIteration
         feed = loader._running()
-        if not self.begun:
+        if not self._begun:
             self._begin(feed)
         if not self._left:
             loader.set_epoch(loader._epoch + 1)
@@ -275,7 +280,7 @@ class _Epoch(Iterator[dict[str, Any]]):
         upcoming = [step.first for step in self._steps if step.first not in skip]
         self._firsts = dict(enumerate(upcoming, feed.begin(loader._epoch, loader._consumed, skip)))
         self._left = len(upcoming)
-        self.begun = True
+        self._begun = loader._begun = True
 
     def _count(self, seq: int) -> None:
         """The consumed part of the epoch is contiguous; steps that were delivered ahead of it are kept apart."""

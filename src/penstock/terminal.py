@@ -20,6 +20,7 @@ def load_rich() -> Any:
         import rich.live
         import rich.progress
         import rich.table
+        import rich.text
     except ImportError as error:
         raise MissingExtraError(
             "the live view needs rich, which is not installed; pip install 'penstock[top]', or use --once"

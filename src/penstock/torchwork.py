@@ -324,7 +324,7 @@ def encode_rows(value: Any, request: Request, memory: Memory) -> Result:
     for view, tensor in zip(row_views(layout, buffer), tensors, strict=True):
         plain = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
         view[rows] = plain.numpy()
-    return Result(layout=layout, nbytes=layout.nbytes)
+    return Result(layout=layout.packed, nbytes=layout.nbytes)
 
 
 def _with_holes(value: Any, rows: int, tensors: list[torch.Tensor]) -> Any:

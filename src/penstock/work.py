@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.layout import Layout
-
 __all__ = ["BadSample", "Failure", "Memory", "Request", "Result", "Work", "failure"]
 
 
@@ -49,10 +47,10 @@ class Failure:
 
 @dataclass
 class Result:
-    """How a request went. Exactly one of: `layout` (rows lie in memory), `tree` (a batch of any kind), `failure`,
-    `refused` (these rows cannot be prepared apart from the rest of their batch), `ended` (a stream is exhausted)."""
+    """How a request went. Exactly one of: `layout` (rows lie in memory under it; packed), `tree` (a batch of any kind),
+    `failure`, `refused` (these rows cannot be prepared apart from the rest of their batch), `ended` (so is a stream)."""
 
-    layout: Layout | None = None
+    layout: bytes | None = None
     loose: bytes = b""
     tree: bytes = b""
     spans: tuple[tuple[int, int], ...] = ()
