@@ -48,7 +48,7 @@ class Failure:
 @dataclass
 class Result:
     """How a request went. Exactly one of: `layout` (rows lie in memory under it; packed), `tree` (a batch of any kind),
-    `failure`, `refused` (these rows cannot be prepared apart from the rest of their batch), `ended` (so is a stream)."""
+    `failure`, `refused` (these rows cannot be prepared apart from the rest of the batch), `ended` (so is a stream)."""
 
     layout: bytes | None = None
     loose: bytes = b""
