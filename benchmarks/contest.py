@@ -1,4 +1,4 @@
-"""Images per second of Penstock and its peers on the same photographs: random resized crop and flip, or RandAugment too.
+"""Images per second of Penstock and its peers on the same photographs: random resized crop, flip, or RandAugment too.
 
 `python -m benchmarks.contest [--augment rand] [--cores 1] [--only torch_pillow dali]`
 """
@@ -102,8 +102,14 @@ class Contest:
         """What a measuring process is told."""
         own = self.root.with_name(f"{self.root.name}-{name}")
         job = {
-            **{"root": str(self.root), "own": str(own), "samples": samples or self.samples, "workers": workers},
-            **{"batch": 64, "size": 224, "augment": self.options.augment, "seed": 0},
+            "root": str(self.root),
+            "own": str(own),
+            "samples": samples or self.samples,
+            "workers": workers,
+            "batch": 64,
+            "size": 224,
+            "augment": self.options.augment,
+            "seed": 0,
         }
         return {"name": name, "job": job, "show": str(self.options.show.resolve()) if self.options.show else ""}
 
@@ -167,9 +173,15 @@ def main() -> int:
     contest.run()
     sizes = [path.stat().st_size for path in itertools.islice(contest.root.rglob("*.jpg"), contest.samples)]
     settings = {
-        **{"augment": options.augment, "cores": options.cores, "rounds": options.rounds, "samples": contest.samples},
-        **{"batch": 64, "size": 224, "workers": contest.workers, "mean_file_bytes": round(sum(sizes) / len(sizes))},
-        **{"photographs": "generated" if options.photos is None else "given"},
+        "augment": options.augment,
+        "cores": options.cores,
+        "rounds": options.rounds,
+        "samples": contest.samples,
+        "batch": 64,
+        "size": 224,
+        "workers": contest.workers,
+        "mean_file_bytes": round(sum(sizes) / len(sizes)),
+        "photographs": "generated" if options.photos is None else "given",
     }
     name = f"contest-{options.augment}-{options.cores}core{'s' if options.cores > 1 else ''}"
     return harness.finish(name, options, settings, contest.rows, contest.table())

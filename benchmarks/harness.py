@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -54,7 +55,9 @@ def arguments(description: str, rounds: int = 5) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds, help="measurements of each; the median counts")
     parser.add_argument("--cores", type=int, default=2, help="CPU cores that a measured process may use")
-    parser.add_argument("--quick", action="store_true", help="one short round: shows that all run, says nothing of speed")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round: shows that all run, says nothing of speed"
+    )
     parser.add_argument("--results", type=Path, help="folder for the JSON file (benchmarks/results; none with --quick)")
     parser.add_argument("--photos", type=Path, default=os.environ.get("PENSTOCK_PHOTOS"), help="a folder of JPEG files")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one measuring process")
@@ -75,7 +78,10 @@ def measure(function: str, request: Mapping[str, Any], *, cores: int, timeout: f
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.harness", function, json.dumps(request), str(answer), str(cores)],
-                **{"cwd": ROOT, "stdout": output, "stderr": output, "start_new_session": True},
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
             status = _wait(process, timeout)
         if status == 0:
@@ -91,10 +97,8 @@ def _wait(process: subprocess.Popen[bytes], timeout: float) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 
@@ -135,7 +139,10 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell; the first is flush left."""
     widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
     cells = [
-        [cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(*pair))]
+        [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(*pair, strict=True))
+        ]
         for pair in ((line, widths) for line in [head, *lines])
     ]
     return "\n".join("  ".join(line).rstrip() for line in cells)
@@ -147,7 +154,12 @@ def finish(name: str, options: argparse.Namespace, settings: Mapping[str, Any], 
     folder = options.results or (None if options.quick else ROOT / "benchmarks" / "results")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        record = {"benchmark": name, "settings": settings, "environment": environment(), "rows": [asdict(r) for r in rows]}
+        record = {
+            "benchmark": name,
+            "settings": settings,
+            "environment": environment(),
+            "rows": [asdict(r) for r in rows],
+        }
         (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     failed = [row for row in rows if row.error is not None]
     for row in failed:

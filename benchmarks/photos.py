@@ -69,10 +69,10 @@ def _picture(rng: np.random.Generator, height: int, width: int) -> NDArray[np.ui
     amplitude = 1 / np.maximum(np.hypot(down, across), 1 / max(height, width))
     grey, red, blue = (np.fft.irfft2(amplitude * _phases(rng, amplitude.shape), (height, width)) for _ in range(3))
     planes = np.stack([grey + 0.3 * red, grey, grey + 0.3 * blue], axis=-1)
-    return np.clip(127 + 55 * planes / planes.std(), 0, 255).astype(np.uint8)
+    picture: NDArray[np.uint8] = np.clip(127 + 55 * planes / planes.std(), 0, 255).astype(np.uint8)
+    return picture
 
 
 def _phases(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.complex128]:
-    return np.exp(2j * np.pi * rng.random(shape))
-
-
+    phases: NDArray[np.complex128] = np.exp(2j * np.pi * rng.random(shape))
+    return phases

@@ -1,7 +1,7 @@
 """One module per contender, each tuned as its own users would tune it, all doing the same work.
 
-A module has `batches(job)`, an endless iterator of (images, labels) over epoch after epoch; images are 8-bit RGB, NHWC or
-NCHW, in arrays that torch can take without a copy. Beside it stand
+A module has `batches(job)`, an endless iterator of (images, labels) over epoch after epoch; images are 8-bit RGB, NHWC
+or NCHW, in arrays that torch can take without a copy. Beside it stand
 
 - `NOTE`: what differs from the common work, for the table; empty where nothing does;
 - `AUGMENTS`: which of the job's augmentations it can do ("default": random resized crop and flip; "rand": RandAugment

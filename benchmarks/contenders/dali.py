@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.auto_aug.rand_augment import rand_augment
+from torch.utils.dlpack import from_dlpack
 
 from benchmarks.contenders import Job
 
@@ -43,4 +43,4 @@ def batches(job: Job) -> Iterator[tuple[Any, Any]]:
     pipeline.build()
     while True:
         images, labels = pipeline.run()
-        yield torch.from_dlpack(images.as_tensor()), torch.from_dlpack(labels.as_tensor()).flatten()
+        yield from_dlpack(images.as_tensor()), from_dlpack(labels.as_tensor()).flatten()

@@ -19,7 +19,8 @@ WORKERS = (0, 1)
 
 
 def _load(path: str) -> Tensor:
-    return decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
+    image: Tensor = decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
+    return image
 
 
 def batches(job: Job) -> Iterator[tuple[Any, Any]]:

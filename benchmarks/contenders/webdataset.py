@@ -48,7 +48,8 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 def _decode(key: str, data: bytes) -> Tensor | int:
     if key.endswith("cls"):
         return int(data)
-    return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+    image: Tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+    return image
 
 
 def batches(job: Job) -> Iterator[tuple[Any, Any]]:

@@ -1,0 +1,14 @@
+# The benchmarks: `make bench` runs all four; `make bench PENSTOCK_PHOTOS=folder` on photographs of yours.
+.venv-bench/ready: benchmarks/requirements.txt pyproject.toml hatch_build.py
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install -q -r benchmarks/requirements.txt
+	.venv-bench/bin/pip install -q -e .
+	touch $@
+
+# Every benchmark runs, also after one that fails; the status is that of the worst.
+.PHONY: bench bench-quick
+bench bench-quick: .venv-bench/ready
+	@status=0; \
+	for run in "contest" "contest --augment rand" opaque overhead startup; do \
+		.venv-bench/bin/python -m benchmarks.$$run $(if $(filter bench-quick,$@),--quick) || status=1; \
+	done; exit $$status
