@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.schedule import Assign, BatchSpec, Deliver, Instruction, Piece, Scheduler
 
-LIMIT = 6
+LIMIT = 3
 
 
 @dataclass

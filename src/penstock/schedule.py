@@ -257,8 +257,9 @@ class Scheduler:
 
     def _restart_when_quiet(self, batch: _Open) -> None:
         if batch.whole and not batch.has_work and not batch.running and not batch.cancelled:
-            batch.unfilled = set(range(batch.spec.rows))
-            batch.waiting.extend(range(batch.spec.rows))
+            rows = tuple(range(batch.spec.rows))
+            batch.unfilled = set(rows)
+            batch.redo.append(self._suspected(batch, rows, True) if batch.blame else Piece(batch.spec.seq, rows, True))
             self._offer(batch)
 
     def _redo(self, piece: Piece, blame: int) -> None:
@@ -271,10 +272,13 @@ class Scheduler:
             batch.redo.append(piece)
         else:
             for rows in [piece.rows] if piece.whole else [(row,) for row in piece.rows]:
-                suspects = frozenset(rows)
-                total = batch.blame[suspects] = batch.blame.get(suspects, 0) + blame
-                batch.redo.append(Piece(piece.seq, rows, piece.whole, True, total >= self._blame_limit))
+                batch.blame[frozenset(rows)] = batch.blame.get(frozenset(rows), 0) + blame
+                batch.redo.append(self._suspected(batch, rows, piece.whole))
         self._offer(batch)
+
+    def _suspected(self, batch: _Open, rows: tuple[int, ...], whole: bool) -> Piece:
+        crashed = batch.blame.get(frozenset(rows), 0) >= self._blame_limit
+        return Piece(batch.spec.seq, rows, whole, alone=True, crashed=crashed)
 
     def _proceed(self) -> list[Instruction]:
         return [*self._deliveries(), *self._assignments()]
