@@ -18,18 +18,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from penstock.errors import OptionError
 from penstock.kernels import native
 from penstock.lanes import Answer, Slot
 from penstock.lanes.crew import Crew
+from penstock.lanes.processes import keep_from_signals
 from penstock.loop import Loop
 from penstock.order import Order
 from penstock.schedule import BatchSpec, Deliver, Instruction, Scheduler
 from penstock.slots import Books
 from penstock.stats import Counters
 from penstock.view import View
-from penstock.wire import Channel
-from penstock.work import Failure, Request, Result, failure
+from penstock.wire import MOST_FDS, Channel
+from penstock.work import BadSample, Failure, Request, Result, failure
 
 __all__ = ["Config", "main"]
 
@@ -83,6 +83,8 @@ class _State:
     results: list[Result] = field(default_factory=list)
     fds: list[int] = field(default_factory=list)
     cancelled: bool = False
+    restarted: bool = False
+    """It turned out that it cannot be cut: parts of it count no more."""
 
 
 class Coordinator:
@@ -127,8 +129,9 @@ class Coordinator:
                 self._fill()
                 self._flush()
                 self._loop.step()
-        except (OptionError, OSError) as error:
+        except Exception as error:  # whatever it is, the training process must hear of it
             self.lanes_failed(failure(error))
+            self._flush()
         finally:
             self._crew.close()
 
@@ -181,7 +184,7 @@ class Coordinator:
     def _examine(self, waited_s: float) -> None:
         """No batch came in time: say what its workers are at, and replace those that hang."""
         seq = self._scheduler.first_open()
-        lanes = self._scheduler.working_on(seq) if seq is not None else []
+        lanes = (self._scheduler.working_on(seq) if seq is not None else []) or self._crew.busy
 
         def tell(stacks: dict[int, str]) -> None:
             text = (
@@ -192,6 +195,12 @@ class Coordinator:
                 self._crew.kill(lane)
 
         self._crew.stacks(lanes, 0.9 * waited_s, tell)
+
+    def _tell(self, message: tuple[Any, ...], fds: Sequence[int]) -> None:
+        if len(self._outbox_fds) + len(fds) > MOST_FDS:
+            self._flush()
+        self._outbox.append(message)
+        self._outbox_fds += fds
 
     def _flush(self) -> None:
         if self._outbox:
@@ -279,9 +288,8 @@ class Coordinator:
             self._give(slot)
             slot = None
         self._undelivered += 1
-        self._counters.deliver(state.spec.rows, [bad for result in state.results for bad in result.bad])
-        self._outbox.append(("batch", seq, slot, state.results, len(state.fds)))
-        self._outbox_fds += state.fds
+        self._counters.deliver(state.spec.rows, _bad_samples(state.results))
+        self._tell(("batch", seq, slot, state.results, len(state.fds)), state.fds)
 
     def _drop(self, seq: int) -> None:
         """A cancelled batch's memory comes back."""
@@ -306,8 +314,7 @@ class Coordinator:
         fd = self._books.grow(nbytes, self._window() + self._config.reserve)
         generation = self._books.current
         _, slots, capacity = self._books.region(generation)
-        self._outbox.append(("region", generation, slots, capacity))
-        self._outbox_fds.append(os.dup(fd))
+        self._tell(("region", generation, slots, capacity), [os.dup(fd)])
 
     # lanes
 
@@ -328,15 +335,18 @@ class Coordinator:
     def lane_done(self, lane: int, task: int, answers: Sequence[Answer], seconds: float, rows: int) -> None:
         self._learn(lane, seconds, rows)
         for index, result, own_fd in answers:
-            seq = self._scheduler.piece(lane, task, index).seq
-            state = self._batches[seq]
+            piece = self._scheduler.piece(lane, task, index)
+            state = self._batches[piece.seq]
             if own_fd >= 0:
                 state.fds.append(own_fd)
-            if state.cancelled or self._meets(state, result):
+            if state.restarted and not piece.whole:
+                self._act(self._scheduler.piece_done(lane, task, index))
+            elif state.cancelled or self._meets(state, result):
                 state.results.append(result)
                 self._act(self._scheduler.piece_done(lane, task, index))
             else:
                 self._cuttable = self._config.cut == "always"
+                state.restarted = True
                 self._empty(state)
                 self._act(self._scheduler.piece_refused(lane, task, index))
             self._fit(result)
@@ -391,10 +401,18 @@ def _uses_slot(result: Result) -> bool:
     return not result.own and (result.layout is not None or bool(result.spans))
 
 
+def _bad_samples(results: Sequence[Result]) -> list[BadSample]:
+    """By row. Behind a failure it depends on how the batch was cut which rows were tried, so those do not count."""
+    end = min((result.failed_row for result in results if result.failure is not None), default=None)
+    found = [bad for result in results for bad in result.bad if end is None or bad.row <= end]
+    return sorted(found, key=lambda bad: bad.row)
+
+
 def main(fd: int) -> None:
     """The coordinator's whole life, on the connection to the training process."""
     trainer = Channel(socket.socket(fileno=fd))
     config: Config = trainer.recv()
+    keep_from_signals()
     sizes = None
     if config.sizes:
         with os.fdopen(trainer.take_fd(), "rb") as file:

@@ -32,7 +32,7 @@ import torch
 from penstock.coordinator import Config
 from penstock.errors import LaneError, PenstockError, StalledError
 from penstock.lanes import Slot
-from penstock.lanes.processes import template_main
+from penstock.lanes.processes import held_signals, keep_from_signals, template_main
 from penstock.layout import Layout, restore
 from penstock.order import Order
 from penstock.seeding import preserved
@@ -41,7 +41,7 @@ from penstock.stats import Counters
 from penstock.wire import Channel, ClosedError, pair
 from penstock.work import Failure, Memory, Request, Result, Work
 
-__all__ = ["Arrival", "Feed", "InlineFeed", "ProcessFeed", "assemble_rows", "raise_failure"]
+__all__ = ["Arrival", "Feed", "InlineFeed", "ProcessFeed", "assemble_rows", "idle_stats", "raise_failure"]
 
 _END_WAIT_S = 5.0
 _TELL_EVERY = 8
@@ -78,8 +78,8 @@ class Feed(ABC):
         """The next batch. Raises LaneError when there can be no more, StalledError when none came in time."""
 
     @abstractmethod
-    def stats(self) -> dict[str, Any]:
-        """The counters."""
+    def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """The counters. Raises LaneError or StalledError when they cannot be had."""
 
     @abstractmethod
     def close(self) -> None:
@@ -190,7 +190,8 @@ class ProcessFeed(Feed):
         self._next_seq = 0
         self.small = False
         """The last batch travelled in messages, without a slot."""
-        self.metrics_port: int | None = None
+        self._metrics_port: int | None = None
+        self._started = False
         ours, theirs = pair()
         with theirs:
             process = _start_coordinator(theirs.fileno())
@@ -232,13 +233,21 @@ class ProcessFeed(Feed):
         self.small = slot is None and not fds
         return arrival(seq, results, self._buffers(slot, results, fds))
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
         self._stats = None
         self._tell()
         self._send(("stats",))
         while self._stats is None:
-            self._receive(None)
+            if not self._receive(timeout_s):
+                raise StalledError(f"the process that coordinates the workers did not answer in {timeout_s:g} s")
         return self._stats
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where metrics are served; None where they are not."""
+        while not self._started:
+            self._receive(None)
+        return self._metrics_port
 
     def close(self) -> None:
         self._discard()
@@ -253,10 +262,16 @@ class ProcessFeed(Feed):
             raise self._gone() from error
 
     def _gone(self) -> LaneError:
+        """Raises what the coordinator said at its end, if it said anything."""
+        with contextlib.suppress(ClosedError, OSError):
+            while (messages := self._channel.recv(0)) is not None:
+                for kind, *arguments in messages:
+                    if kind == "failed":
+                        self._on_failed(*arguments)
         self._finalizer()
         return LaneError(
-            "the process that coordinates the workers is gone; was it killed? "
-            "Iterate again to start anew, from state_dict() to go on where this stopped"
+            "the process that coordinates the workers is gone; was it killed? Iterating again starts another; "
+            "a Loader goes on where it stopped if given its state_dict() before"
         )
 
     @property
@@ -315,7 +330,8 @@ class ProcessFeed(Feed):
         return True
 
     def _on_started(self, metrics_port: int | None) -> None:
-        self.metrics_port = metrics_port
+        self._metrics_port = metrics_port
+        self._started = True
 
     def _on_region(self, generation: int, slots: int, capacity: int) -> None:
         fd = self._channel.take_fd()
@@ -347,12 +363,17 @@ class ProcessFeed(Feed):
     def _on_fork(self) -> None:
         """Workers share this process's memory: fork the template they come from."""
         ours, theirs = pair()
-        with warnings.catch_warnings():
+        for stream in (sys.stdout, sys.stderr):  # or workers would write what is in their buffers once more
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                stream.flush()
+        with warnings.catch_warnings(), held_signals():
             warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child runs none of their code
             pid = os.fork()
-        if pid == 0:
-            _become_template(theirs.detach(), self._channel, self._work)
+            if pid == 0:
+                ours.close()
+                _become_template(theirs.detach(), self._channel, self._work)
         theirs.close()
+        self._children[:] = [child for child in self._children if not _reaped(child)]
         self._children.append(pid)
         self._send(("template", pid), (ours.fileno(),))
         ours.close()
@@ -401,17 +422,22 @@ def _array_fd(sizes: array[int]) -> int:
 def _start_coordinator(fd: int) -> subprocess.Popen[bytes]:
     """A fresh interpreter without site packages: the coordinator needs only the standard library and this package."""
     package = str(Path(__file__).parent.parent)
-    code = f"import sys; sys.path.insert(0, {package!r}); from penstock.coordinator import main; main({fd})"
-    return subprocess.Popen([sys.executable, "-I", "-S", "-c", code], pass_fds=(fd,), stdin=subprocess.DEVNULL)
+    # at the end of the path: what else is installed there must not stand before the standard library
+    code = f"import sys; sys.path.append({package!r}); from penstock.coordinator import main; main({fd})"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    with held_signals():
+        return subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _become_template(sock: int, trainer: Channel, work: Work) -> NoReturn:
     """In the child that the training process forked."""
     try:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_DFL)
+        keep_from_signals()
+        os.setsid()
         trainer.close()
-        template_main(socket.socket(fileno=sock), lambda: work)
+        template_main(socket.socket(fileno=sock), work.load)
     except BaseException:  # nothing may unwind into the user's stack
         sys.excepthook(*sys.exc_info())
     finally:
@@ -430,10 +456,24 @@ def _shut_down(channel: Channel, process: subprocess.Popen[bytes], children: lis
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    for pid in children:  # they end with the coordinator, after the workers they have to wait for
+        deadline = time.monotonic() + _END_WAIT_S
+        while not _reaped(pid):
+            time.sleep(0.001)
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _reaped(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG)[0] == child
+    except ChildProcessError:
+        return True
+
+
+def idle_stats(counters: Counters) -> dict[str, Any]:
+    """What `stats` says where no workers run."""
+    return counters.snapshot(window=0, slots=0, slots_free=0, slot_bytes=0, starting=0, tiny_batch=0)
 
 
 class _Heap(Memory):
@@ -471,8 +511,7 @@ class InlineFeed(Feed):
         heap = _Heap()
         with preserved():
             if not self._opened:
-                self._work.open(0)
-                self._opened = True
+                self._open()
             result = self._work.run(Request(seq, tuple(range(rows)), rows, True, False, payload), heap)
         seconds = time.perf_counter() - started
         self._counters.deliver(rows, result.bad)
@@ -481,8 +520,15 @@ class InlineFeed(Feed):
         own["batches_taken"] = own.get("batches_taken", 0) + 1
         return arrival(seq, [result], [heap.buffer])
 
-    def stats(self) -> dict[str, Any]:
-        return self._counters.snapshot(window=0, slots=0, slots_free=0, slot_bytes=0, starting=0, tiny_batch=0)
+    def _open(self) -> None:
+        try:
+            self._work.open(0)
+        except Exception as error:
+            raise LaneError(f"the pipeline could not be opened: {type(error).__name__}: {error}") from error
+        self._opened = True
+
+    def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
+        return idle_stats(self._counters)
 
     def close(self) -> None:
         """Nothing was started."""

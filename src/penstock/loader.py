@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.batch import fixed_layout
 from penstock.coordinator import Config
-from penstock.errors import GraphError, LaneError, SampleError, StateError
-from penstock.feed import Feed, InlineFeed, ProcessFeed, assemble_rows, raise_failure
+from penstock.errors import GraphError, LaneError, OptionError, PenstockError, SampleError, StalledError, StateError
+from penstock.feed import Arrival, Feed, InlineFeed, ProcessFeed, assemble_rows, idle_stats, raise_failure
 from penstock.fuse import fuse_decode
 from penstock.graph import Batch, Graph
 from penstock.graphwork import GraphWork
 from penstock.options import LoaderKeywords, LoaderOptions
-from penstock.order import Order
+from penstock.order import Order, Step
 from penstock.pipe import Pipe
+from penstock.stats import Counters
 
 __all__ = ["Loader"]
 
@@ -29,6 +31,7 @@ PASSES = (fuse_decode,)
 
 _RESERVE = 3
 """Slots for batches that the user holds: this one, the last one, and one whose return is not yet known."""
+_LAST_WORDS_S = 1.0
 
 
 class Loader:
@@ -61,10 +64,15 @@ class Loader:
                 "drop_last drops the rest; use a smaller batch or drop_last=False"
             )
         next(self._order.steps())
+        if option.worker_count == 0 and option.metrics_port is not None:
+            raise OptionError("metrics_port is served by the process that coordinates workers; it needs workers >= 1")
         self._epoch = 0
         self._consumed = 0
         self._ahead: list[int] = []
         self._feed: Feed | None = None
+        self._owner = 0
+        """The process that started the feed."""
+        self._last_stats: dict[str, Any] | None = None
         self._begun = False
         """The epoch that is set has been begun."""
         self._pass = 0
@@ -105,24 +113,33 @@ class Loader:
             "epoch": self._epoch,
             "samples": self._consumed,
             "ahead": list(self._ahead),
+            "batch": self._batch.size,
             "rank": self.options.rank,
             "world_size": self.options.world_size,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there."""
-        if state.get("version") != 1:
-            raise StateError(f"a state of version 1 is needed, not {state.get('version')!r}")
+        lacking = [key for key in self.state_dict() if not (isinstance(state, Mapping) and key in state)]
+        if lacking:
+            raise StateError(f"a state is what state_dict() of a Loader gives; this one lacks {', '.join(lacking)}")
+        if state["version"] != 1:
+            raise StateError(f"a state of version 1 is needed, not {state['version']!r}")
         if state["fingerprint"] != self.fingerprint():
             raise StateError(
                 "the state belongs to other data, another pipeline, seed or shuffle; its batches would not follow. "
                 "Build the loader as it was (batch size per rank and number of ranks may change), or begin anew"
             )
-        here = (self.options.rank, self.options.world_size)
-        if state["ahead"] and (state["rank"], state["world_size"]) != here:
-            raise StateError("a state saved within an epoch with order='ready' belongs to its rank; save one per rank")
+        here = (self._batch.size, self.options.rank, self.options.world_size)
+        if state["ahead"] and (state["batch"], state["rank"], state["world_size"]) != here:
+            raise StateError(
+                "a state saved within an epoch with order='ready' belongs to its rank and batch size; save one per rank"
+            )
+        samples = state["samples"]
+        if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= self._order.n:
+            raise StateError(f"the state is at sample {samples!r}, but an epoch has samples 0 to {self._order.n:,}")
         self.set_epoch(state["epoch"])
-        self._consumed = state["samples"]
+        self._consumed = samples
         self._ahead = list(state["ahead"])
         if self._consumed >= self._order.n or self._order.count(self._consumed) == 0:
             self.set_epoch(self._epoch + 1)
@@ -133,11 +150,14 @@ class Loader:
 
     def stats(self) -> dict[str, Any]:
         """The counters: samples, seconds waited, workers, slots, bad samples."""
-        return self._running().stats()
+        if self._feed is not None:
+            return self._running().stats()
+        counters = Counters(self.options.name, os.getpid(), self.options.worker_count)
+        return self._last_stats or idle_stats(counters)
 
     @property
     def metrics_port(self) -> int | None:
-        """Where metrics are served, once the loader runs."""
+        """Where metrics are served; starts the workers if they do not run yet."""
         feed = self._running()
         return feed.metrics_port if isinstance(feed, ProcessFeed) else None
 
@@ -148,9 +168,14 @@ class Loader:
     def close(self) -> None:
         """End the workers and everything else. Batches that were handed out stay valid."""
         self._pass += 1
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
+        feed, self._feed = self._feed, None
+        if feed is None or self._owner != os.getpid():
+            return
+        try:
+            with contextlib.suppress(PenstockError):
+                self._last_stats = feed.stats(_LAST_WORDS_S)
+        finally:
+            feed.close()
 
     # inside
 
@@ -171,6 +196,12 @@ class Loader:
     def _running(self) -> Feed:
         if self._feed is None:
             self._feed = self._start()
+            self._owner = os.getpid()
+        elif self._owner != os.getpid():
+            raise LaneError(
+                f"the workers of this loader belong to process {self._owner}, which this one was forked from; "
+                "make a Loader of its own here"
+            )
         return self._feed
 
     def _start(self) -> Feed:
@@ -249,21 +280,26 @@ class _Epoch(Iterator[dict[str, Any]]):
     def __init__(self, loader: Loader, number: int) -> None:
         self._loader = loader
         self._number = number
-        self._begun = False
+        self._left: int | None = None
+        """Batches to come; None before the first was asked for."""
 
     def __next__(self) -> dict[str, Any]:
         loader = self._loader
-        if loader._pass != self._number:
+        current = loader._pass == self._number
+        if self._left == 0:
+            if current:
+                loader.set_epoch(loader._epoch + 1)
             raise StopIteration
-        feed = loader._running()
-        if not self._begun:
-            self._begin(feed)
-        if not self._left:
-            loader.set_epoch(loader._epoch + 1)
-            raise StopIteration
+        if not current:
+            raise StateError(
+                "this iterator ended before its epoch did: the loader was closed, or put to another epoch by iter(), "
+                "set_epoch() or load_state_dict(). A loader is iterated once at a time"
+            )
         try:
-            arrival = feed.next(loader.options.timeout_s)
-        except LaneError:
+            arrival = self._next(loader._running())
+        except StalledError:
+            raise
+        except BaseException:  # an interrupt may have left half a message behind
             loader.close()
             raise
         self._count(arrival.seq)
@@ -272,20 +308,33 @@ class _Epoch(Iterator[dict[str, Any]]):
         batch: dict[str, Any] = loader._empty_batch() if arrival.value is None else arrival.value
         return batch
 
+    def _next(self, feed: Feed) -> Arrival:
+        if self._left is None:
+            self._begin(feed)
+        return feed.next(self._loader.options.timeout_s)
+
     def _begin(self, feed: Feed) -> None:
         loader = self._loader
+        self._skip = frozenset(loader._ahead)
         self._done = set(loader._ahead)
-        self._steps = deque(loader._order.steps(loader._consumed))
-        skip = frozenset(self._done)
-        upcoming = [step.first for step in self._steps if step.first not in skip]
-        self._firsts = dict(enumerate(upcoming, feed.begin(loader._epoch, loader._consumed, skip)))
-        self._left = len(upcoming)
-        self._begun = loader._begun = True
+        self._upcoming = loader._order.steps(loader._consumed)
+        self._steps: deque[Step] = deque()
+        self._firsts: dict[int, int] = {}
+        self._next_seq = feed.begin(loader._epoch, loader._consumed, self._skip)
+        self._left = loader._order.count(loader._consumed) - len(self._skip)
+        loader._begun = True
 
     def _count(self, seq: int) -> None:
         """The consumed part of the epoch is contiguous; steps that were delivered ahead of it are kept apart."""
         loader = self._loader
+        assert self._left is not None
         self._left -= 1
+        while seq >= self._next_seq:
+            step = next(self._upcoming)
+            self._steps.append(step)
+            if step.first not in self._skip:
+                self._firsts[self._next_seq] = step.first
+                self._next_seq += 1
         self._done.add(self._firsts.pop(seq))
         while self._steps and self._steps[0].first in self._done:
             step = self._steps.popleft()

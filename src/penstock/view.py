@@ -16,10 +16,12 @@ from typing import Any
 from penstock.errors import OptionError
 from penstock.loop import Loop
 from penstock.report import prometheus
+from penstock.slots import anonymous
 
 __all__ = ["View", "running"]
 
 _PREFIX = "penstock-view-"
+_PATIENCE_S = 10.0
 _PEER = struct.Struct("3i")
 
 
@@ -38,7 +40,8 @@ class View:
 
     def _local(self) -> socket.socket:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        server.bind(f"\0{_PREFIX}{os.getuid()}-{os.getpid()}")
+        # process numbers repeat among containers that share a network, and these names with it
+        server.bind(f"\0{_PREFIX}{os.getuid()}-{os.getpid()}-{os.urandom(4).hex()}")
         return server
 
     def _http(self, port: int) -> socket.socket:
@@ -69,11 +72,19 @@ class View:
         with client:
             _, uid, _ = _PEER.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if uid in (0, os.getuid()):
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-                client.send(json.dumps(self._snapshot()).encode())
+                fd = anonymous(0)  # a text of any length goes with one message, without waiting for its reader
+                with open(fd, "wb") as file:
+                    file.write(json.dumps(self._snapshot()).encode())
+                    file.flush()
+                    socket.send_fds(client, [b"+"], [fd])
 
     def _answer_http(self, client: socket.socket) -> None:
         """Wait for the request, answer it, hang up."""
+
+        def silent() -> None:
+            if client.fileno() >= 0:
+                self._loop.forget(client.fileno())
+                client.close()
 
         def readable() -> None:
             self._loop.forget(client.fileno())
@@ -88,6 +99,7 @@ class View:
                 )
 
         self._loop.watch(client.fileno(), readable)
+        self._loop.after(_PATIENCE_S, silent)
 
 
 def running() -> Iterator[dict[str, Any]]:
@@ -98,5 +110,13 @@ def running() -> Iterator[dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(1)
             client.connect("\0" + name.removeprefix("@"))
-            data = b"".join(iter(lambda client=client: client.recv(1 << 16), b""))  # type: ignore[misc]
-            yield json.loads(data)
+            _, fds, _, _ = socket.recv_fds(client, 1, 1)
+            if fds:
+                yield json.loads(_content(fds[0]))
+
+
+def _content(fd: int) -> bytes:
+    try:
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)

@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["Channel", "ClosedError", "pair"]
+__all__ = ["MOST_FDS", "Channel", "ClosedError", "pair"]
 
 _HEAD = struct.Struct("<IB")
 _CHUNK = 1 << 16
-_FDS = 8
+MOST_FDS = 8
+"""Descriptors that may go with one message."""
 _BUFFER_BYTES = 1 << 20
 
 
@@ -131,7 +132,7 @@ class Channel:
 
     def _fill(self) -> None:
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, socket.CMSG_SPACE(4 * _FDS), socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, socket.CMSG_SPACE(4 * MOST_FDS), socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError as error:
             raise ClosedError from error
         for level, kind, payload in ancillary:
@@ -157,6 +158,7 @@ class Channel:
 
 
 def _frame(message: Any, fds: Sequence[int]) -> bytes:
+    assert len(fds) <= MOST_FDS
     data = pickle.dumps(message, protocol=5)
     return _HEAD.pack(len(data), len(fds)) + data
 

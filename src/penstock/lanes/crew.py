@@ -7,6 +7,8 @@ then the slots it may write to stay its own.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
 import os
 import pickle
 import select
@@ -33,16 +35,19 @@ _STATUS_WAIT_S = 1.0
 _STACK_WAIT_S = 0.3
 _END_WAIT_S = 2.0
 _OWN_CRASH = 4
-"""Blame for a death by a signal other than SIGKILL, or by an exit: the sample is the likely cause."""
+"""Blame for a hang, a death by another signal, or an exit: the sample is the likely cause."""
 _KILLED = 1
-"""Blame for SIGKILL: somebody, or the kernel for want of memory, ended the worker."""
+"""Blame for SIGKILL or SIGTERM: somebody, or the kernel for want of memory, ended the worker."""
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
 class _Worker:
     number: int
+    serial: int
     channel: Channel
     stack: int
+    template: Channel | None = None
     pid: int = 0
     pidfd: int = -1
     ready: bool = False
@@ -50,6 +55,7 @@ class _Worker:
     regions: set[int] = field(default_factory=set)
     busy_since: float | None = None
     tasks: int = 0
+    hung: bool = False
 
 
 class Crew:
@@ -78,10 +84,12 @@ class Crew:
         self._want_template = want_template
         self._workers: dict[int, _Worker] = {}
         self._template: Channel | None = None
-        self._template_pid = 0
+        self._template_pidfd = -1
         self._template_starts = 0
-        self._unborn: list[tuple[int, tuple[int, int]]] = []
+        self._serial = 0
+        self._unborn: list[tuple[_Worker, tuple[int, int]]] = []
         """Workers that wait for a template to fork them."""
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # to reap workers whose template was killed
 
     # what the coordinator calls
 
@@ -109,29 +117,36 @@ class Crew:
                 self._loop.post(worker.channel, ("forget", generation))
 
     def kill(self, lane: int) -> None:
-        self._signal(self._workers[lane], signal.SIGKILL)
+        if lane in self._workers:
+            self._workers[lane].hung = True
+            self._signal(self._workers[lane], signal.SIGKILL)
 
     def close(self) -> None:
         for worker in self._workers.values():
             self._signal(worker, signal.SIGKILL)
-        if self._template_pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._template_pid, signal.SIGKILL)
-            if self._work is not None:
-                os.waitpid(self._template_pid, 0)
         deadline = time.monotonic() + _END_WAIT_S
+        if self._template is not None:
+            self._template.close()
+            if not _ended(self._template_pidfd, deadline):
+                signal.pidfd_send_signal(self._template_pidfd, signal.SIGKILL)
+                _ended(self._template_pidfd, deadline + _END_WAIT_S)
         for worker in self._workers.values():
-            if worker.pidfd >= 0:
-                select.select([worker.pidfd], [], [], max(0.0, deadline - time.monotonic()))
+            _ended(worker.pidfd, deadline)
+        _reap()
 
     def adopt(self, channel: Channel, pid: int) -> None:
         """Use this template."""
         self._template = channel
-        self._template_pid = pid
+        with contextlib.suppress(ProcessLookupError):  # its connection is closed then, too
+            self._template_pidfd = os.pidfd_open(pid)
         self._loop.listen(channel, self._from_template, closed=lambda: self._template_lost(channel))
-        for number, fds in self._unborn:
-            self._loop.post(channel, ("fork", number), fds)
+        for worker, fds in self._unborn:
+            self._order(worker, channel, fds)
         self._unborn.clear()
+
+    def _order(self, worker: _Worker, template: Channel, fds: tuple[int, int]) -> None:
+        worker.template = template
+        self._loop.post(template, ("fork", worker.number, worker.serial), fds)
 
     def stacks(self, lanes: Sequence[int], longer_than_s: float, tell: Callable[[dict[int, str]], None]) -> None:
         """Have the lanes that are at one task for longer than that (or else all of them) write down where they are.
@@ -143,8 +158,14 @@ class Crew:
         slow = [w for w in workers if w.busy_since is not None and now - w.busy_since > longer_than_s] or workers
         for worker in slow:
             os.ftruncate(worker.stack, 0)
+            os.lseek(worker.stack, 0, os.SEEK_SET)
             self._signal(worker, STACK_SIGNAL)
         self._loop.after(_STACK_WAIT_S, lambda: tell({worker.number: _describe(worker) for worker in slow}))
+
+    @property
+    def busy(self) -> list[int]:
+        """Lanes that have a task."""
+        return [worker.number for worker in self._workers.values() if worker.tasks]
 
     @property
     def starting(self) -> list[int]:
@@ -172,8 +193,8 @@ class Crew:
     def _from_template(self, message: tuple[Any, ...]) -> None:
         kind, *arguments = message
         if kind == "exited":
-            pid, status = arguments
-            worker = next((w for w in self._workers.values() if w.pid == pid), None)
+            serial, status = arguments
+            worker = next((w for w in self._workers.values() if w.serial == serial), None)
             if worker is not None:
                 self._lost(worker, _blame(status))
         elif kind == "template_failed":
@@ -182,29 +203,38 @@ class Crew:
             self._template_starts = 0
 
     def _template_lost(self, channel: Channel) -> None:
-        """Its workers die with it; each is noticed by its pidfd."""
+        """Its workers die with it; each is noticed by its pidfd, and nobody will say how it died."""
         channel.close()
-        if self._template is channel:
-            self._template = None
+        self._template = None
+        if self._template_pidfd >= 0:
             if self._work is not None:
-                os.waitpid(self._template_pid, 0)
-            self._template_pid = 0
-            self._start_template()
+                _ended(self._template_pidfd, time.monotonic() + _END_WAIT_S)
+            os.close(self._template_pidfd)
+            self._template_pidfd = -1
+        _reap()
+        self._start_template()
+        for worker in list(self._workers.values()):
+            if worker.template is channel:
+                worker.template = None
+                if worker.pidfd >= 0 and _ended(worker.pidfd, 0.0):
+                    self._lost(worker, _KILLED)
 
     # workers
 
     def _start_worker(self, number: int, failed_starts: int) -> None:
         ours, theirs = pair()
         stack = anonymous(0)
-        worker = self._workers[number] = _Worker(number, Channel(ours), stack, failed_starts=failed_starts)
+        self._serial += 1
+        worker = _Worker(number, self._serial, Channel(ours), stack, failed_starts=failed_starts)
+        self._workers[number] = worker
         self._loop.listen(
             worker.channel, lambda message: self._from_worker(worker, message), closed=lambda: self._hung_up(worker)
         )
         fds = (theirs.detach(), os.dup(stack))
         if self._template is None:
-            self._unborn.append((number, fds))
+            self._unborn.append((worker, fds))
         else:
-            self._loop.post(self._template, ("fork", number), fds)
+            self._order(worker, self._template, fds)
 
     def _from_worker(self, worker: _Worker, message: tuple[Any, ...]) -> None:
         kind, *arguments = message
@@ -216,9 +246,8 @@ class Crew:
             self._events.lane_done(worker.number, task, taken, seconds, rows)
         elif kind == "hello":
             worker.pid = arguments[0]
-            with contextlib.suppress(ProcessLookupError):
-                worker.pidfd = os.pidfd_open(worker.pid)
-                self._loop.watch(worker.pidfd, lambda: self._died(worker))
+            worker.pidfd = worker.channel.take_fd()
+            self._loop.watch(worker.pidfd, lambda: self._died(worker))
         elif kind == "ready":
             worker.ready = True
             worker.failed_starts = 0
@@ -235,7 +264,7 @@ class Crew:
     def _died(self, worker: _Worker) -> None:
         """The pidfd says so; the template, where there is one, will say how."""
         self._loop.forget(worker.pidfd)
-        if self._template is None:
+        if worker.template is None:
             self._lost(worker, _KILLED)
         else:
             self._loop.after(_STATUS_WAIT_S, lambda: self._lost(worker, _KILLED))
@@ -250,6 +279,7 @@ class Crew:
             self._loop.forget(worker.pidfd)
             os.close(worker.pidfd)
         del self._workers[worker.number]
+        _reap()
         failed_starts = 0 if worker.ready else worker.failed_starts + 1
         if failed_starts >= _START_ATTEMPTS:
             error = LaneError(f"worker {worker.number} died {failed_starts} times in a row before it was ready to work")
@@ -257,7 +287,7 @@ class Crew:
             return
         self._start_worker(worker.number, failed_starts)
         if worker.ready:
-            self._events.lane_lost(worker.number, blame)
+            self._events.lane_lost(worker.number, _OWN_CRASH if worker.hung else blame)
 
     def _signal(self, worker: _Worker, number: int) -> None:
         if worker.pidfd >= 0:
@@ -269,24 +299,55 @@ def _become_template(sock: socket.socket, work: bytes, sys_path: Sequence[str], 
     try:
         die_with_parent(parent)
         keep = sock.fileno()
-        os.closerange(3, keep)
-        os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2 and fd != keep:
+                with contextlib.suppress(OSError):  # the one that the folder was read through
+                    os.close(fd)
         sys.path[:] = sys_path
-
-        def load() -> Work:
-            loaded = pickle.loads(work)
-            assert isinstance(loaded, Work)
-            return loaded.load()
-
-        template_main(sock, load)
+        template_main(sock, lambda: _loaded(work))
     except BaseException:  # nothing may unwind into the coordinator's loop
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(1)
 
 
+def _loaded(work: bytes) -> Work:
+    try:
+        try:
+            loaded = pickle.loads(work)
+        except ModuleNotFoundError:  # packages that only the interpreter's site hooks find, such as editable installs
+            path = list(sys.path)
+            importlib.import_module("site").main()
+            sys.path[:] = path
+            loaded = pickle.loads(work)
+    except Exception as error:
+        raise LaneError(
+            f"the pipeline could not be loaded in a clean process: {type(error).__name__}: {error}; use start='fork', "
+            "or define functions and classes in a module that can be imported"
+        ) from error
+    assert isinstance(loaded, Work)
+    return loaded.load()
+
+
+def _ended(pidfd: int, deadline: float) -> bool:
+    """The process is dead, at the latest by then."""
+    if pidfd < 0:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def _reap() -> None:
+    """Dead children: the template, and workers that it left behind."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _blame(status: int) -> int:
-    return _KILLED if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else _OWN_CRASH
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGTERM)
+    return _KILLED if killed else _OWN_CRASH
 
 
 def _describe(worker: _Worker) -> str:

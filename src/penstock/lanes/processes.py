@@ -18,20 +18,41 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from penstock.slots import Region, anonymous
 from penstock.wire import Channel, ClosedError
 from penstock.work import Memory, Request, Result, Work, failure
 
-__all__ = ["STACK_SIGNAL", "die_with_parent", "template_main"]
+__all__ = ["STACK_SIGNAL", "die_with_parent", "held_signals", "keep_from_signals", "template_main"]
 
 STACK_SIGNAL = signal.SIGRTMIN + 6
 """A worker that gets it writes the stacks of its threads to its stack file, even while the interpreter is stuck."""
 
+_JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _REPLY_INTERVAL_S = 0.002
+
+
+def keep_from_signals() -> None:
+    """Signals meant for the training process, which may reach all of its job, do not end this process.
+
+    A call under `held_signals` leaves no moment when one could.
+    """
+    for name in _JOB_SIGNALS:
+        signal.signal(name, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _JOB_SIGNALS)
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Processes started meanwhile get no such signal before they call `keep_from_signals`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _JOB_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def die_with_parent(parent: int) -> None:
@@ -42,21 +63,25 @@ def die_with_parent(parent: int) -> None:
 
 
 def template_main(control: socket.socket, load: Callable[[], Work]) -> NoReturn:
-    """Hold the work and fork workers on demand until the coordinator closes the connection."""
+    """Hold the work and fork workers on demand until the coordinator closes the connection; then end them all."""
     channel = Channel(control)
-    with contextlib.suppress(ClosedError, KeyboardInterrupt):
+    workers: dict[int, int] = {}
+    with contextlib.suppress(ClosedError):
         try:
             work = load()
         except BaseException as error:  # whatever the user's data set does when it is loaded
             channel.send(("template_failed", failure(error)))
             os._exit(1)
-        _serve_template(channel, work)
+        _serve_template(channel, work, workers)
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    for pid in workers:  # none stays behind as a zombie, whatever process 1 of this machine does
+        os.waitpid(pid, 0)
     os._exit(0)
 
 
-def _serve_template(channel: Channel, work: Work) -> None:
+def _serve_template(channel: Channel, work: Work, workers: dict[int, int]) -> None:
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     gc.freeze()
@@ -68,29 +93,35 @@ def _serve_template(channel: Channel, work: Work) -> None:
         for fd, _ in poll.poll():
             if fd == wake:
                 os.read(wake, 4096)
-                _report_exits(channel)
+                _report_exits(channel, workers)
             else:
-                for _, number in channel.arrived():
-                    _fork_worker(channel, work, number, (wake, waker))
+                for _, number, serial in channel.arrived():
+                    workers[_fork_worker(channel, work, number, (wake, waker))] = serial
 
 
-def _report_exits(channel: Channel) -> None:
+def _report_exits(channel: Channel, workers: dict[int, int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (exited := os.waitpid(-1, os.WNOHANG))[0]:
-            channel.send(("exited", exited[0], exited[1]))
+            serial = workers.pop(exited[0], None)
+            if serial is not None:
+                channel.send(("exited", serial, exited[1]))
 
 
-def _fork_worker(channel: Channel, work: Work, number: int, template_fds: tuple[int, ...]) -> None:
+def _fork_worker(channel: Channel, work: Work, number: int, template_fds: tuple[int, ...]) -> int:
     sock, stack = channel.take_fd(), channel.take_fd()
     parent = os.getpid()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for name in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(name, signal.SIG_DFL)
             die_with_parent(parent)
-            for fd in (channel.fileno(), *template_fds):
+            channel.close()  # with the descriptors of workers that are still to be forked
+            for fd in template_fds:
                 os.close(fd)
+            with contextlib.suppress(AttributeError, ValueError):
+                sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # workers end by SIGKILL
             _Worker(number, Channel(socket.socket(fileno=sock)), work, stack).main()
         except BaseException:  # nothing may unwind into the template's stack, which is the user's in fork mode
             sys.excepthook(*sys.exc_info())
@@ -98,6 +129,7 @@ def _fork_worker(channel: Channel, work: Work, number: int, template_fds: tuple[
             os._exit(1)
     os.close(sock)
     os.close(stack)
+    return pid
 
 
 class _SlotMemory(Memory):
@@ -127,7 +159,9 @@ class _Worker:
     def main(self) -> None:
         """Work until the coordinator closes the connection."""
         with contextlib.suppress(ClosedError):
-            self._channel.send(("hello", os.getpid()))
+            pidfd = os.pidfd_open(os.getpid())
+            self._channel.send(("hello", os.getpid()), (pidfd,))
+            os.close(pidfd)
             try:
                 torch = sys.modules.get("torch")
                 if torch is not None:
