@@ -1,8 +1,8 @@
 """`penstock.DataLoader` beside `torch.utils.data.DataLoader`: same arguments, datasets that neither can look into.
 
 tiny: a __getitem__ of about a microsecond. light: a float tensor 3x32x32. heavy: Pillow decodes and augments a
-photograph. uneven: one sample in twenty takes twenty times as long; `balance` is the time that the work would take if it
-were spread perfectly over the workers, as a share of the time it took; `longest wait` is that between two batches.
+photograph. uneven: one sample in twenty takes twenty times as long; `balance` is the time that the work would take if
+it were spread perfectly over the workers, as a share of the time it took; `longest wait` is that between two batches.
 
 `python -m benchmarks.opaque [--only uneven]`
 """
