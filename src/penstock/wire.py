@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from penstock.errors import LaneError
+
 __all__ = ["MOST_FDS", "Channel", "ClosedError", "pair"]
 
-_HEAD = struct.Struct("<IB")
+_HEAD = struct.Struct("<Q")
 _CHUNK = 1 << 16
 MOST_FDS = 8
 """Descriptors that may go with one message."""
@@ -108,14 +110,14 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what goes without waiting."""
+        """Send what goes without waiting. Where the other side is gone nothing is sent; reading will say so."""
         while self._out:
             data, fds = self._out[0]
             try:
                 sent = self._sock.sendmsg([data], _ancillary(fds), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            except OSError:
+            except (BrokenPipeError, ConnectionResetError):
                 self._drop_fds()
                 return
             for fd in fds:
@@ -132,7 +134,9 @@ class Channel:
 
     def _fill(self) -> None:
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, socket.CMSG_SPACE(4 * MOST_FDS), socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self._sock.recvmsg(
+                _CHUNK, socket.CMSG_SPACE(4 * MOST_FDS), socket.MSG_CMSG_CLOEXEC
+            )
         except ConnectionResetError as error:
             raise ClosedError from error
         for level, kind, payload in ancillary:
@@ -140,6 +144,8 @@ class Channel:
                 fds = array("i")
                 fds.frombytes(payload[: len(payload) - len(payload) % 4])
                 self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            raise LaneError("no more files can be opened in this process; raise its limit (ulimit -n)")
         if not data:
             raise ClosedError
         self._in += data
@@ -147,7 +153,7 @@ class Channel:
     def _parse(self) -> tuple[Any] | None:
         if len(self._in) < _HEAD.size:
             return None
-        length, _ = _HEAD.unpack_from(self._in)
+        (length,) = _HEAD.unpack_from(self._in)
         end = _HEAD.size + length
         if len(self._in) < end:
             return None
@@ -160,7 +166,7 @@ class Channel:
 def _frame(message: Any, fds: Sequence[int]) -> bytes:
     assert len(fds) <= MOST_FDS
     data = pickle.dumps(message, protocol=5)
-    return _HEAD.pack(len(data), len(fds)) + data
+    return _HEAD.pack(len(data)) + data
 
 
 def _ancillary(fds: Sequence[int]) -> list[tuple[int, int, array[int]]]:
