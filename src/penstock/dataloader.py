@@ -8,28 +8,34 @@ the number of workers; `seeding="torch"` gives torch's rule instead.
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
-import pickle
 import sys
 import time
-from itertools import cycle
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import _utils
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data import IterDataPipe, MapDataPipe, _utils
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _sharding_worker_init_fn,
+    _SingleProcessDataLoaderIter,
+)
 
 from penstock.coordinator import Config
 from penstock.errors import OptionError, StalledError
-from penstock.feed import ProcessFeed, raise_failure
+from penstock.feed import Arrival, ProcessFeed, raise_failure
 from penstock.lower import lowered
 from penstock.options import available_memory_bytes
 from penstock.seeding import preserved
-from penstock.torchwork import MapWork, Seeding, SpawnedWork, StreamWork
+from penstock.torchwork import MapWork, Seeding, SpawnedWork, StreamWork, dumps
 from penstock.work import Work
 
 __all__ = ["DataLoader"]
+
+_T_co = TypeVar("_T_co", covariant=True)
 
 _RESERVE = 3
 _MANY = 64
@@ -37,7 +43,7 @@ _LIGHT_S = 0.001
 """Where batches come faster than this, many are asked for ahead, unless `prefetch_factor` was given."""
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """`torch.utils.data.DataLoader`, run by Penstock.
 
     `seeding`: "sample" seeds the generators for every sample of a map-style dataset from its position; "torch" seeds
@@ -98,76 +104,117 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return "\n".join(lines)
 
 
-def _spawns(loader: DataLoader) -> bool:
-    context = loader.multiprocessing_context
-    return context is not None and context.get_start_method() != "fork"
+def _spawns(loader: DataLoader[Any]) -> bool:
+    context = loader.multiprocessing_context or multiprocessing
+    return bool(context.get_start_method() != "fork")
 
 
-def _row_count(loader: DataLoader, indices: Any) -> int:
-    return len(indices) if loader._auto_collation else 1
+def _row_count(iterator: _BaseDataLoaderIter, indices: Any) -> int:
+    """An empty batch has a row too: what comes of it is for the dataset and the collation to say."""
+    return max(1, len(indices)) if iterator._auto_collation else 1
 
 
-class _Inline(_SingleProcessDataLoaderIter):
-    """Without workers, but with the seeds that samples find in workers."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        super().__init__(loader)
-        self._loader = loader
-        self._position = 0
-
-    def _next_data(self) -> Any:
-        indices = self._next_index()  # type: ignore[no-untyped-call]
-        position, count = self._position, _row_count(self._loader, indices)
-        self._position += count
-        with preserved():
-            data = self._loader.collate_fn(_map_work(self._loader, int(self._base_seed)).fetch(indices, position))
-        if self._pin_memory:
-            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
-        return data
-
-
-def _map_work(loader: DataLoader, base_seed: int) -> MapWork:
+def _map_work(loader: DataLoader[Any], base_seed: int, start: Any) -> MapWork:
     return MapWork(
         loader.dataset,
         loader._auto_collation,
         loader.collate_fn,
-        loader.worker_init_fn,
+        start,
         loader.num_workers,
         base_seed,
         loader.seeding,
     )
 
 
-class _Workers(_BaseDataLoaderIter):
-    """What map-style and iterable datasets share: a feed, batches asked for ahead, persistent workers."""
+class _Inline(_SingleProcessDataLoaderIter):
+    """Without workers, but with the seeds that samples find in workers."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
-        self._loader = loader
-        self._window = loader.num_workers * max(1, loader.prefetch_factor or 1)
+        self._work = _map_work(loader, int(self._base_seed), None)
+        self._position = 0
+
+    def _next_data(self) -> Any:
+        indices = self._next_index()  # type: ignore[no-untyped-call]
+        position = self._position
+        self._position += _row_count(self, indices)
+        with preserved():
+            data = self._collate_fn(self._work.fetch(indices, position))
+        if self._pin_memory:
+            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
+        return data
+
+
+class _Turns:
+    """Which worker the next batch goes to where that matters: each in turn, as with torch."""
+
+    def __init__(self, workers: int, in_order: bool) -> None:
+        self._in_order = in_order
+        self._active = [True] * workers
+        self._asked = [0] * workers
+        self._next = 0
+
+    def take(self, window: int) -> int | None:
+        """Passes over workers that have come to their end and, where order does not matter, those that lag behind."""
+        workers = len(self._active)
+        share = -(-window // max(1, sum(self._active)))
+        for lane in [(self._next + i) % workers for i in range(workers)]:
+            if self._active[lane] and (self._in_order or self._asked[lane] < share):
+                self._next = (lane + 1) % workers
+                self._asked[lane] += 1
+                return lane
+        return None
+
+    def arrived(self, lane: int, ended: bool) -> None:
+        self._asked[lane] -= 1
+        if ended:
+            self._active[lane] = False
+
+
+class _Workers(_BaseDataLoaderIter):
+    """What map-style and iterable datasets share: a feed, batches asked for ahead, persistent workers.
+
+    It does not hold the loader, which holds it: workers end when the loader goes.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        if not loader.prefetch_factor:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        self._in_order = loader.in_order
+        self._ahead = loader.num_workers * loader.prefetch_factor
         self._adapts = not loader._prefetch_given
-        self._outstanding = 0
-        self._arrived_at = 0.0
-        self._feed = _start(loader, self._work(), pinned=self._pins())
-        self._lane_of: dict[int, int | None] = {}
+        self._epoch = 0
+        self._start_epoch()
+        start = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            start = functools.partial(_sharding_worker_init_fn, start, self._world_size, self._rank)
+        self._feed = _start(loader, self._work(loader, start), pinned=self._pinned)
+        super()._reset(loader, first_iter=True)  # torch, too, asks the sampler for an iterator once more
         self._ask()
 
-    def _work(self) -> Work:
+    _pinned: bool
+    """Batches belong to workers."""
+
+    def _work(self, loader: DataLoader[Any], start: Any) -> Work:
         raise NotImplementedError
 
-    def _pins(self) -> bool:
-        """Batches belong to workers."""
+    def _payload(self, indices: Any, lane: int | None) -> Any:
+        """What is sent of a batch."""
         raise NotImplementedError
 
-    def _next_batch(self) -> tuple[int, Any, int | None] | None:
-        """Rows, payload and lane of one more batch to ask for; None when there is none."""
-        raise NotImplementedError
+    def _start_epoch(self) -> None:
+        self._window = self._ahead
+        self._outstanding = 0
+        self._arrived_at = 0.0
+        self._lane_of: dict[int, int | None] = {}
+        self._turns = _Turns(self._num_workers, self._in_order)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        self._epoch += 1
+        self._start_epoch()
         self._feed.begin(0, 0, frozenset())
-        self._lane_of.clear()
-        self._outstanding = 0
         self._ask()
 
     def stats(self) -> dict[str, Any]:
@@ -175,30 +222,26 @@ class _Workers(_BaseDataLoaderIter):
         return self._feed.stats()
 
     def _ask(self) -> None:
-        batches = []
-        while self._outstanding < self._window and (batch := self._next_batch()) is not None:
-            batches.append(batch)
-            self._outstanding += 1
-        if batches:
-            first = self._feed.submit(batches)
-            self._lane_of.update((first + i, lane) for i, (_, _, lane) in enumerate(batches))
+        """Fill the window."""
+        batches: list[tuple[int, Any, int | None]] = []
+        try:
+            while self._outstanding + len(batches) < self._window:
+                lane = self._turns.take(self._window) if self._pinned else None
+                if self._pinned and lane is None:
+                    break
+                indices = self._next_index()  # type: ignore[no-untyped-call]
+                batches.append((_row_count(self, indices), self._payload(indices, lane), lane))
+        except StopIteration:
+            pass
+        finally:  # what a sampler gave before it failed is not lost
+            if batches:
+                first = self._feed.submit(batches)
+                self._outstanding += len(batches)
+                self._lane_of.update((first + i, lane) for i, (_, _, lane) in enumerate(batches))
 
     def _next_data(self) -> Any:
-        while True:
-            if not self._outstanding:
-                if not self._persistent_workers:
-                    self._feed.close()
-                raise StopIteration
-            timeout = self._timeout
-            try:
-                arrival = self._feed.next(timeout or None)
-            except StalledError as error:
-                raise RuntimeError(f"DataLoader timed out after {timeout} seconds. {error}") from error
-            self._outstanding -= 1
-            self._adapt()
-            lane = self._lane_of.pop(arrival.seq)
-            if arrival.ended:
-                self._lane_ended(lane)
+        while self._outstanding:
+            arrival = self._take()
             self._ask()
             if arrival.failure is not None:
                 raise_failure(arrival.failure)
@@ -207,9 +250,21 @@ class _Workers(_BaseDataLoaderIter):
             if self._pin_memory:
                 return _utils.pin_memory.pin_memory(arrival.value, self._pin_memory_device)  # type: ignore[no-untyped-call]
             return arrival.value
+        if not self._persistent_workers:
+            self._feed.close()
+        raise StopIteration
 
-    def _lane_ended(self, lane: int | None) -> None:
-        """A worker's stream came to its end."""
+    def _take(self) -> Arrival:
+        try:
+            arrival = self._feed.next(self._timeout or None)
+        except StalledError as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds. {error}") from error
+        self._outstanding -= 1
+        lane = self._lane_of.pop(arrival.seq)
+        if lane is not None:
+            self._turns.arrived(lane, arrival.ended)
+        self._adapt()
+        return arrival
 
     def _adapt(self) -> None:
         """Ask for more ahead where batches are light."""
@@ -222,89 +277,59 @@ class _Workers(_BaseDataLoaderIter):
 class _Mapped(_Workers):
     """Batches of a map-style dataset."""
 
-    def __init__(self, loader: DataLoader) -> None:
-        self._position = 0
-        self._turns = cycle(range(loader.num_workers))
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._pinned = loader.seeding == "torch"
         super().__init__(loader)
 
-    def _work(self) -> Work:
-        return _map_work(self._loader, int(self._base_seed))
+    def _work(self, loader: DataLoader[Any], start: Any) -> Work:
+        return _map_work(loader, int(self._base_seed), start)
 
-    def _pins(self) -> bool:
-        return self._loader.seeding == "torch"
+    def _start_epoch(self) -> None:
+        super()._start_epoch()
+        self._position = self._epoch << 40  # whatever was asked for ahead in the epoch before, and never taken
 
-    def _next_batch(self) -> tuple[int, Any, int | None] | None:
-        try:
-            indices = self._next_index()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            return None
-        position, rows = self._position, _row_count(self._loader, indices)
-        self._position += rows
-        lane = next(self._turns) if self._pins() else None
-        return rows, (position, pickle.dumps(indices, protocol=5)), lane
+    def _payload(self, indices: Any, lane: int | None) -> Any:
+        position = self._position
+        self._position += _row_count(self, indices)
+        return position, dumps(indices)
 
 
 class _Streamed(_Workers):
     """Batches of an iterable dataset: from each worker in turn, until all have come to their end."""
 
-    def __init__(self, loader: DataLoader) -> None:
-        self._epoch = -1
-        self._begin(loader)
-        super().__init__(loader)
+    _pinned = True
 
-    def _begin(self, loader: DataLoader) -> None:
-        self._epoch += 1
-        self._lanes = list(range(loader.num_workers))
-        self._turn = 0
-        self._asked = [0] * loader.num_workers
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._begin(loader)
-        super()._reset(loader, first_iter)
-
-    def _work(self) -> Work:
-        loader = self._loader
+    def _work(self, loader: DataLoader[Any], start: Any) -> Work:
         return StreamWork(
             self._dataset,
             loader._auto_collation,
             loader.collate_fn,
-            loader.worker_init_fn,
+            start,
             loader.num_workers,
             int(self._base_seed),
+            loader.seeding,
             loader.drop_last,
         )
 
-    def _pins(self) -> bool:
-        return True
+    def _start_epoch(self) -> None:
+        super()._start_epoch()
+        self._numbers = [0] * self._num_workers
 
-    def _next_batch(self) -> tuple[int, Any, int | None] | None:
-        if not self._lanes:
-            return None
-        indices = self._next_index()  # type: ignore[no-untyped-call]
-        lane = self._lanes[self._turn % len(self._lanes)]
-        self._turn = (self._turn + 1) % len(self._lanes)
-        number = self._asked[lane]
-        self._asked[lane] += 1
-        rows = _row_count(self._loader, indices)
-        return rows, (self._epoch, number, rows), lane
-
-    def _lane_ended(self, lane: int | None) -> None:
-        """The turn passes on to the worker after it."""
-        if lane in self._lanes:
-            index = self._lanes.index(lane)
-            self._lanes.remove(lane)
-            self._turn -= index < self._turn
-            self._turn %= max(1, len(self._lanes))
+    def _payload(self, indices: Any, lane: int | None) -> Any:
+        assert lane is not None
+        number = self._numbers[lane]
+        self._numbers[lane] += 1
+        return self._epoch, number, _row_count(self, indices), self._shared_seed
 
 
-def _start(loader: DataLoader, work: Work, pinned: bool) -> ProcessFeed:
+def _start(loader: DataLoader[Any], work: Work, pinned: bool) -> ProcessFeed:
     cuttable = isinstance(work, MapWork) and work.cuttable and not pinned
     window = loader.num_workers * max(1, loader.prefetch_factor or 1)
     config = Config(
         name=loader.name or type(loader.dataset).__name__,
         parent=os.getpid(),
         workers=loader.num_workers,
-        work=pickle.dumps(SpawnedWork.of(work)) if _spawns(loader) else None,
+        work=dumps(SpawnedWork.of(work)) if _spawns(loader) else None,
         sys_path=tuple(sys.path),
         order=None,
         seed=0,

@@ -39,7 +39,7 @@ from penstock.seeding import preserved
 from penstock.slots import Region, anonymous
 from penstock.stats import Counters
 from penstock.wire import Channel, ClosedError, pair
-from penstock.work import Failure, Memory, Request, Result, Work
+from penstock.work import Failure, Memory, Request, Result, Work, failure
 
 __all__ = ["Arrival", "Feed", "InlineFeed", "ProcessFeed", "assemble_rows", "idle_stats", "raise_failure"]
 
@@ -60,10 +60,13 @@ class Arrival:
 
 def arrival(seq: int, results: list[Result], buffers: list[memoryview | None]) -> Arrival:
     """The batch, or what went wrong with it."""
-    failure = _first_failure(results)
-    if failure is not None or any(result.ended for result in results):
-        return Arrival(seq, failure=failure, ended=failure is None)
-    return Arrival(seq, assemble(results, buffers))
+    failed = _first_failure(results)
+    if failed is not None or any(result.ended for result in results):
+        return Arrival(seq, failure=failed, ended=failed is None)
+    try:
+        return Arrival(seq, assemble(results, buffers))
+    except Exception as error:  # what a user's object does when it is unpickled is anyone's guess
+        return Arrival(seq, failure=failure(error))
 
 
 class Feed(ABC):

@@ -61,7 +61,8 @@ def _numpy() -> Callable[[int], None]:
     """Seeds the generator behind `numpy.random`'s functions, whose address numpy tells."""
     numpy = sys.modules["numpy"]
     reseed = numpy.random.seed
-    generator = numpy.random.mtrand._rand._bit_generator
+    shared = numpy.random.mtrand._rand
+    generator = shared._bit_generator
     if type(generator).__name__ != "MT19937":
         return lambda key: reseed(key & 0xFFFFFFFF)
     words = generator.ctypes.state_address
@@ -72,6 +73,9 @@ def _numpy() -> Callable[[int], None]:
 
     def seed(key: int) -> None:
         nonlocal filled
+        if shared._bit_generator is not generator:  # numpy.random.set_bit_generator
+            reseed(key & 0xFFFFFFFF)
+            return
         if first.value != filled:
             reseed(0)  # something was drawn: drop the second half of a pair of normal numbers, which numpy keeps apart
         twister(key & _MASK, _NUMPY, words)

@@ -6,6 +6,7 @@ collation puts stacked tensors in the first place.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing.spawn
 import pickle
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 import torch.utils.data
 from torch._utils import ExceptionWrapper
-from torch.utils.data import _utils
+from torch.utils.data import IterDataPipe, Subset, _utils
 
 from penstock.batch import row_views
 from penstock.layout import Column, Hole, lay_out, storable
@@ -38,7 +39,7 @@ _SMALL_BYTES = 1 << 15
 
 
 def sample_key(base_seed: int, position: int) -> int:
-    """The key of the sample at a position of the training: SplitMix64 of both, so that neighbours are unrelated."""
+    """The key of what is at a position of the training: SplitMix64 of both, so that neighbours are unrelated."""
     x = (base_seed + position * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -64,24 +65,36 @@ class _TorchWork(Work):
     worker_init_fn: Callable[[int], None] | None
     workers: int
     base_seed: int
+    seeding: Seeding
 
     def open(self, worker: int) -> None:
         self._worker = worker
-        seed = self.base_seed + worker
-        random.seed(seed)
-        torch.manual_seed(seed)
-        np.random.seed(_utils.worker._generate_state(self.base_seed, worker))  # type: ignore[no-untyped-call]
-        info = _utils.worker.WorkerInfo(id=worker, num_workers=self.workers, seed=seed, dataset=self.dataset)
+        self._seed(self.base_seed)
+        info = _utils.worker.WorkerInfo(
+            id=worker, num_workers=self.workers, seed=self.base_seed + worker, dataset=self.dataset
+        )
         _utils.worker._worker_info = info
         self._arena = _Arena()
-        _utils.collate.default_collate_fn_map[torch.Tensor] = self._arena.collate
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker)
+        self._start_failure: Failure | None = None
+        """Why the user's start function failed: every batch of this worker says so, as torch's first batch does."""
+        try:
+            if self.worker_init_fn is not None:
+                self.worker_init_fn(worker)
+        except Exception:  # the border between the user's code and the lane
+            self._start_failure = self._failure()
+
+    def _seed(self, base_seed: int) -> None:
+        """Torch's rule for the worker of this number."""
+        random.seed(base_seed + self._worker)
+        torch.manual_seed(base_seed + self._worker)
+        np.random.seed(_utils.worker._generate_state(base_seed, self._worker))  # type: ignore[no-untyped-call]
 
     def run(self, request: Request, memory: Memory) -> Result:
+        if self._start_failure is not None:
+            return Result(failure=self._start_failure, failed_row=request.rows[0])
         try:
             if request.crashed:
-                raise RuntimeError(f"DataLoader worker died every time it prepared {self.describe(request)}")
+                return self._crashed(request)
             return self._run(request, memory)
         except Exception:  # the border between the user's code and the lane
             return Result(failure=self._failure(), failed_row=request.rows[0])
@@ -92,16 +105,22 @@ class _TorchWork(Work):
     def _run(self, request: Request, memory: Memory) -> Result:
         """As `run`; may raise."""
 
+    def _crashed(self, request: Request) -> Result:
+        raise RuntimeError(f"DataLoader worker died every time it prepared {self.describe(request)}")
+
     def _failure(self) -> Failure:
         wrapped: Any = ExceptionWrapper(where=f"in DataLoader worker process {self._worker}")  # type: ignore[no-untyped-call]
         try:
-            return Failure(pickle.dumps(wrapped), str(wrapped.exc_msg))
-        except Exception:  # an exception class that cannot be pickled, such as a local one
-            return Failure(b"", str(wrapped.exc_msg))
+            pickle.dumps(wrapped.exc_type)
+        except Exception:  # a local class, say: raise what torch raises where a class cannot be used
+            wrapped.exc_msg = f"{wrapped.exc_type.__qualname__}, which cannot be pickled.\n{wrapped.exc_msg}"
+            wrapped.exc_type = RuntimeError
+        return Failure(pickle.dumps(wrapped), str(wrapped.exc_msg))
 
     def _whole(self, memory: Memory, make: Callable[[], Any]) -> Result:
         """A batch that `make` makes, stacked in its slot where it can be."""
-        self._arena.enter(memory.slot)
+        if self.collate_fn is torch.utils.data.default_collate:  # another might keep the tensors that it is given
+            self._arena.enter(memory.slot)
         return encode(make(), memory, self._arena)
 
 
@@ -109,34 +128,41 @@ class _TorchWork(Work):
 class MapWork(_TorchWork):
     """A map-style dataset. The payload of a batch is (position of its first sample, pickled keys)."""
 
-    seeding: Seeding
-
     @property
     def cuttable(self) -> bool:
         """Parts of a batch may be prepared apart: collation is torch's, and samples are fetched one by one."""
         return (
             self.auto_collation
             and self.collate_fn is torch.utils.data.default_collate
-            and not getattr(self.dataset, "__getitems__", None)
+            and not _fetches_batches(self.dataset)
         )
 
     def describe(self, request: Request) -> str:
         keys = pickle.loads(request.payload[1])
-        return f"index {[keys[row] for row in request.rows] if self.auto_collation else keys!r}"
+        if not self.auto_collation:
+            return f"index {keys!r}"
+        suspects = list(keys)
+        suspects = suspects if request.whole else [suspects[row] for row in request.rows]
+        return f"index {suspects[0]!r}" if len(suspects) == 1 else f"one of the indices {suspects!r}"
 
     def _run(self, request: Request, memory: Memory) -> Result:
         position, pickled = request.payload
         keys = pickle.loads(pickled)
         if request.whole:
             return self._whole(memory, lambda: self.collate_fn(self.fetch(keys, position)))
+        keys = list(keys)
         samples = self._samples([keys[row] for row in request.rows], [position + row for row in request.rows])
-        return encode_rows(self.collate_fn(samples), request, memory)
+        try:
+            collated = self.collate_fn(samples)
+        except Exception:  # for the batch as a whole it may go well, and if not it is for that to say why
+            return Result(refused=True)
+        return encode_rows(collated, request, memory)
 
     def fetch(self, keys: Any, position: int) -> Any:
         """A batch's samples, or the one item where batching is off."""
         if not self.auto_collation:
             return self._samples([keys], [position])[0]
-        if getattr(self.dataset, "__getitems__", None):
+        if _fetches_batches(self.dataset):
             if self.seeding == "sample":
                 seed_all(sample_key(self.base_seed, position))
             return self.dataset.__getitems__(keys)
@@ -150,34 +176,60 @@ class MapWork(_TorchWork):
 
 @dataclass
 class StreamWork(_TorchWork):
-    """An iterable dataset: every worker iterates its own. The payload is (epoch, number in this worker, batch size).
+    """An iterable dataset: every worker iterates its own. The payload is (epoch, number in this worker, batch size,
+    the seed that the workers of a datapipe share).
 
-    A worker that replaces a lost one iterates again from the start and throws away what was handed out before.
+    A worker that replaces a lost one iterates again from the start and throws away what was handed out before. For that
+    to be the same again, later epochs of persistent workers are seeded anew, unless torch's own numbers are asked for.
     """
 
     drop_last: bool
 
     def open(self, worker: int) -> None:
         super().open(worker)
-        self._at = (-1, 0)
+        self._epoch, self._done, self._ended = -1, 0, False
 
     def _run(self, request: Request, memory: Memory) -> Result:
-        epoch, number, size = request.payload
-        if self._at[0] != epoch:
-            self._fetcher: Any = _utils.fetch._IterableDatasetFetcher(
-                self.dataset, self.auto_collation, self.collate_fn, self.drop_last
-            )
-            self._at = (epoch, 0)
+        epoch, number, size, shared_seed = request.payload
         wanted = [None] * size if self.auto_collation else None
+        if self._epoch != epoch:
+            self._begin(epoch, shared_seed)
+        while self._done < number and not self._ended:
+            with contextlib.suppress(Exception):  # it was told when this batch was handed out
+                self._fetch(wanted)
+        if not self._ended:
+            with contextlib.suppress(StopIteration):
+                return self._whole(memory, lambda: self._fetch(wanted))
+        self._ended = True
+        return Result(ended=True)
+
+    def _begin(self, epoch: int, shared_seed: int | None) -> None:
+        if epoch and self.seeding == "sample":
+            self._seed(sample_key(self.base_seed, epoch) >> 1)
+        if isinstance(self.dataset, IterDataPipe):
+            generator = torch.Generator().manual_seed(shared_seed or 0)
+            torch.utils.data.graph_settings.apply_random_seed(self.dataset, generator)
+        self._fetcher: Any = _utils.fetch._IterableDatasetFetcher(
+            self.dataset, self.auto_collation, self.collate_fn, self.drop_last
+        )
+        self._epoch, self._done, self._ended = epoch, 0, False
+
+    def _fetch(self, wanted: list[None] | None) -> Any:
         try:
-            while self._at[1] < number:
-                self._fetcher.fetch(wanted)
-                self._at = (epoch, self._at[1] + 1)
-            result = self._whole(memory, lambda: self._fetcher.fetch(wanted))
+            return self._fetcher.fetch(wanted)
         except StopIteration:
-            result = Result(ended=True)
-        self._at = (epoch, number + 1)
-        return result
+            self._ended = True
+            raise
+        finally:
+            self._done += 1
+
+    def _crashed(self, request: Request) -> Result:
+        """No worker can get past it: what follows it is lost, as it is with torch."""
+        self._epoch, self._done, self._ended = request.payload[0], 0, True
+        return super()._crashed(request)
+
+    def describe(self, request: Request) -> str:
+        return f"batch {request.payload[1]} of worker {self._worker}'s iterable dataset"
 
 
 @dataclass
@@ -190,7 +242,7 @@ class SpawnedWork(Work):
     @classmethod
     def of(cls, work: Work) -> SpawnedWork:
         """Raises whatever pickling the user's dataset raises."""
-        return cls(multiprocessing.spawn.get_preparation_data("penstock"), pickle.dumps(work))
+        return cls(multiprocessing.spawn.get_preparation_data("penstock"), dumps(work))
 
     def load(self) -> Work:
         path = list(sys.path)
@@ -207,11 +259,21 @@ class SpawnedWork(Work):
         raise AssertionError("the template loads the real work")
 
 
+def _fetches_batches(dataset: Any) -> bool:
+    """The dataset wants whole batches of keys. torch's Subset always takes them, and asks its own dataset."""
+    if type(dataset) is Subset:
+        return _fetches_batches(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
+
+
 class _Arena:
     """Stacks tensors where they will travel: in the slot of the batch that is being prepared, one behind the other."""
 
     def __init__(self) -> None:
-        self._original = _utils.collate.default_collate_fn_map[torch.Tensor]
+        collates = _utils.collate.default_collate_fn_map
+        self._original = collates[torch.Tensor]
+        if self._original is _utils.collate.collate_tensor_fn:  # else the user's own
+            collates[torch.Tensor] = self.collate
         self.leave()
 
     def enter(self, slot: memoryview | None) -> None:
@@ -225,12 +287,13 @@ class _Arena:
     def collate(self, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
         """In the place of torch's function for tensors, which makes a file in /dev/shm for each."""
         first = batch[0]
+        kind = first.dtype
         if first.layout is not torch.strided or first.is_nested or first.device.type != "cpu":
             stacked: torch.Tensor = self._original(batch, collate_fn_map=collate_fn_map)
             return stacked
         count = len(batch) * first.numel()
         view = self._take(count * first.element_size())
-        if view is None or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in batch)):
+        if view is None or any(tensor.dtype is not kind or tensor.requires_grad for tensor in batch):
             return torch.stack(batch, 0)
         out = torch.frombuffer(view, dtype=first.dtype).view(len(batch), *first.shape)
         return torch.stack(batch, 0, out=out)
@@ -251,10 +314,26 @@ class _Arena:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the memory of plain tensors out of the stream, as pickle itself does for numpy arrays."""
+    """Leaves the memory of tensors out of the stream, as pickle itself does for numpy arrays."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+        kind = type(value)
+        if kind is torch.Tensor:
+            return self._tensor(value)
+        if kind is np.ndarray and not value.flags.writeable and value.size:
+            return value.copy("K").__reduce_ex__(5)  # arrays come out of a DataLoader writable
+        if issubclass(kind, torch.Tensor) and kind.__reduce_ex__ is torch.Tensor.__reduce_ex__:
+            return self._subclass(value)
+        return NotImplemented
+
+    def _subclass(self, value: torch.Tensor) -> Any:
+        if value.requires_grad or hasattr(type(value), "__slots__"):
+            return NotImplemented
+        with torch._C.DisableTorchFunctionSubclass():
+            return _rebuild_subclass, (value.as_subclass(torch.Tensor), type(value), value.__dict__)
+
+    def _tensor(self, value: torch.Tensor) -> Any:
+        if value.layout is not torch.strided or value.device.type != "cpu":
             return NotImplemented
         dtype = str(value.dtype).removeprefix("torch.")
         if not storable(dtype) or value.is_conj() or value.is_neg() or (value.requires_grad and not value.is_leaf):
@@ -281,8 +360,36 @@ def _rebuild(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
+def _rebuild_subclass(plain: torch.Tensor, kind: type[torch.Tensor], state: dict[str, Any]) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        value = plain.as_subclass(kind)
+    value.__dict__.update(state)
+    return value
+
+
 def _rebuild_empty(dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=requires_grad)
+
+
+def dumps(value: Any) -> bytes:
+    """As `pickle.dumps`, which takes 100 microseconds for a tensor."""
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5).dump(value)
+    return stream.getvalue()
+
+
+class _Nested:
+    """Unpickles to what is pickled in a buffer, which has further buffers."""
+
+    def __init__(self, stream: bytes, buffers: list[pickle.PickleBuffer]) -> None:
+        self._parts = (pickle.PickleBuffer(stream), *buffers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loads_nested, self._parts
+
+
+def _loads_nested(stream: Any, *buffers: Any) -> Any:
+    return pickle.loads(stream, buffers=buffers)
 
 
 def encode(value: Any, memory: Memory, arena: _Arena) -> Result:
@@ -290,10 +397,15 @@ def encode(value: Any, memory: Memory, arena: _Arena) -> Result:
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    tree = stream.getvalue()
+    if len(tree) > _SMALL_BYTES:  # strings, pictures, objects: too much for a message
+        nested = _Nested(tree, buffers)
+        buffers = []
+        tree = pickle.dumps(nested, protocol=5, buffer_callback=buffers.append)
     raws = [buffer.raw() for buffer in buffers]
     total = sum(len(raw) for raw in raws)
     if total <= _SMALL_BYTES:
-        return Result(tree=stream.getvalue(), inline=tuple(map(bytes, raws)), nbytes=total)
+        return Result(tree=tree, inline=tuple(map(bytes, raws)), nbytes=total)
     placed = [arena.offset(raw) for raw in raws]
     spans = []
     end = arena.used
@@ -306,7 +418,7 @@ def encode(value: Any, memory: Memory, arena: _Arena) -> Result:
     for raw, offset, (start, size) in zip(raws, placed, spans, strict=True):
         if offset is None or not in_slot:
             target[start : start + size] = raw
-    return Result(tree=stream.getvalue(), spans=tuple(spans), nbytes=end)
+    return Result(tree=tree, spans=tuple(spans), nbytes=end)
 
 
 def encode_rows(value: Any, request: Request, memory: Memory) -> Result:
