@@ -39,7 +39,7 @@ from penstock.folder import (
     TrivialAugmentV2,
     fuse_as_pillow,
 )
-from penstock.graph import Graph, Operator
+from penstock.graph import Field, Graph, Operator, Reader, Sample, Source, Spec
 from penstock.kernels import native
 from penstock.kernels.levels import look_up
 from penstock.pipe import Pipe
@@ -325,11 +325,20 @@ class LoweredFolder(torch.utils.data.Dataset[tuple[Any, Any]]):
         original, chain = self._original, self._chain
         targets = [target for _, target in original.samples]
         if chain.rest or original.target_transform is not None or not all(type(target) is int for target in targets):
-            return Graph(Dataset(self))
+            return Graph(_Items(self))
         source = Files([path for path, _ in original.samples], targets)
         source.classes = list(original.classes)
+        return self.native(source)
+
+    def native(self, source: Files) -> Graph:
+        """What is known of the chain, as a pipeline."""
         graph = self._graph(source)
-        return graph if chain.table is None else graph.then(Levels(chain.table))
+        return graph if self._chain.table is None else graph.then(Levels(self._chain.table))
+
+    @property
+    def opaque(self) -> list[str]:
+        """The names of what is called as it is."""
+        return [_name(one) for one in (*self._chain.rest, self._original.target_transform) if one is not None]
 
     def __len__(self) -> int:
         return len(self._original.samples)
@@ -353,16 +362,16 @@ class LoweredFolder(torch.utils.data.Dataset[tuple[Any, Any]]):
         return image, target
 
     def _image(self, index: Any, path: str) -> Any:
-        data = read_file(path)
         units = native.units(random.getrandbits(64), 0, 0, [0], self._units)[0] if self._units else []
-        sample = {"image": data}
-        name = "decode"
+        name = "read"
         try:
+            data = read_file(path)
+            sample = {"image": data}
             for step, start, end in self._steps:
                 name = step.name
                 sample = step.apply(sample, units[start:end])
             return self._converted(sample["image"], data)
-        except Exception as error:  # named here, as the message of an operator does not know the file
+        except Exception as error:  # operators do not know which file they work on
             raise SampleError(f"{type(error).__name__}: {error}", id=int(index), place=path, operator=name) from error
 
     def _converted(self, pixels: Any, data: bytes) -> Any:
@@ -382,6 +391,42 @@ def _pillow(pixels: NDArray[np.uint8], data: bytes) -> Image.Image:
     with Image.open(io.BytesIO(data)) as file:
         image.info = dict(file.info)
     return image
+
+
+class _Items(Source):
+    """The items of a lowered dataset that runs functions of the user's."""
+
+    clean = False
+    opaque = True
+
+    def __init__(self, dataset: LoweredFolder) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def spec(self) -> Spec:
+        return {"image": Field("any"), "label": Field("any")}
+
+    def open(self) -> Reader:
+        return _ItemsReader(self.dataset)
+
+    def place(self, id: int) -> str:
+        return str(self.dataset.samples[id][0])
+
+    def fingerprint(self) -> str:
+        """Of the files, the operators and the names of functions; more cannot be seen from outside."""
+        native = self.dataset.native(Files([path for path, _ in self.dataset.samples]))
+        return "-".join((native.fingerprint(), *self.dataset.opaque))
+
+
+class _ItemsReader(Reader):
+    def __init__(self, dataset: LoweredFolder) -> None:
+        self._dataset = dataset
+
+    def read(self, id: int) -> Sample:
+        image, label = self._dataset[id]
+        return {"image": np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else image, "label": label}
 
 
 # What users read

@@ -25,7 +25,8 @@ def look_up(image: NDArray[np.uint8], table: NDArray[np.float32], planar: bool) 
     if image.strides[1:] != (3, 1) or image.strides[0] < 3 * width:
         image = np.ascontiguousarray(image)
     out = np.empty((3, height, width) if planar else (height, width, 3), np.float32)
-    problem = lib.ps_levels(address(image), image.strides[0], height, width, address(table), planar, address(out))
+    stride = image.strides[0] if height > 1 else 3 * width  # numpy gives a single row any stride
+    problem = lib.ps_levels(address(image), stride, height, width, address(table), planar, address(out))
     if problem:
         raise ValueError(f"cannot look up an image of shape {image.shape} with strides {image.strides}")
     return out
