@@ -36,14 +36,17 @@ def declare(name: str, result: type | None, *arguments: type) -> None:
 
 declare("ps_philox", None, POINTER(c_uint32), c_uint32, c_uint32)
 declare("ps_units", None, c_uint64, c_uint32, c_uint32, c_void_p, c_int64, c_int32, c_void_p)
-declare("ps_order", None, c_uint64, c_uint32, c_int64, c_void_p, c_int64, c_void_p)
+declare("ps_order", c_int32, c_uint64, c_uint32, c_int64, c_void_p, c_int64, c_void_p)
 
 
 def order(seed: int, epoch: int, n: int, positions: list[int]) -> list[int]:
     """The ids at these positions of an epoch's order over n samples."""
     count = len(positions)
     ids = (c_int64 * count)()
-    lib.ps_order(seed & 0xFFFFFFFFFFFFFFFF, epoch, n, (c_int64 * count)(*positions), count, ids)
+    if lib.ps_order(seed & 0xFFFFFFFFFFFFFFFF, epoch, n, (c_int64 * count)(*positions), count, ids):
+        raise ValueError(
+            f"positions of an epoch over {n} samples are 0 to {n - 1}, not {min(positions)} to {max(positions)}"
+        )
     return list(ids)
 
 

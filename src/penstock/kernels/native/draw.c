@@ -23,7 +23,8 @@ static inline void philox(uint32_t c[4], uint32_t k0, uint32_t k1)
 /* One block, for the published test vectors. */
 void ps_philox(uint32_t counter[4], uint32_t k0, uint32_t k1) { philox(counter, k0, k1); }
 
-/* out[i * width + j]: the j-th uniform number in [0, 1) of positions[i]; 53 random bits each. */
+/* out[i * width + j]: the j-th uniform number in [0, 1) of positions[i]; 53 random bits each. For width up to 2^17 and
+ * stream below 2^15 no two of these and no round of an order share a counter. */
 void ps_units(uint64_t seed, uint32_t epoch, uint32_t stream, const int64_t *positions, int64_t count, int32_t width,
               double *out)
 {
@@ -39,9 +40,13 @@ void ps_units(uint64_t seed, uint32_t epoch, uint32_t stream, const int64_t *pos
         }
 }
 
-/* ids[i]: which of n samples stands at positions[i] of the epoch. n at most 2^62. */
-void ps_order(uint64_t seed, uint32_t epoch, int64_t n, const int64_t *positions, int64_t count, int64_t *ids)
+/* ids[i]: which of n samples stands at positions[i] of the epoch. n at most 2^62. Returns 0, or -1 where a position is
+ * not one of 0 .. n-1: those have no place to walk to. */
+int32_t ps_order(uint64_t seed, uint32_t epoch, int64_t n, const int64_t *positions, int64_t count, int64_t *ids)
 {
+    for (int64_t i = 0; i < count; i++)
+        if (positions[i] < 0 || positions[i] >= n || n > (int64_t)1 << 62)
+            return -1;
     int half = 1;
     while (((uint64_t)1 << (2 * half)) < (uint64_t)n)
         half++;
@@ -61,4 +66,5 @@ void ps_order(uint64_t seed, uint32_t epoch, int64_t n, const int64_t *positions
         } while (x >= (uint64_t)n);
         ids[i] = (int64_t)x;
     }
+    return 0;
 }
