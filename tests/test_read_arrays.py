@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import penstock as ps
 from penstock.errors import GraphError
 from penstock.graph import Field
 from penstock.read import Arrays, Dataset
@@ -197,14 +198,28 @@ def test_a_lazily_opened_pillow_file_is_read() -> None:
     assert np.array_equal(Dataset(Listed(Image.open(buffer))).open().read(0)["image"], PIXELS[0])
 
 
-def test_tensors_become_arrays_over_the_same_memory_that_cannot_be_written() -> None:
-    data = torch.utils.data.TensorDataset(torch.zeros(3, 1, 8, 8, requires_grad=True), torch.arange(3))
-    sample = Dataset(data).open().read(1)
-    assert (sample["image"].shape, sample["image"].dtype, int(sample["label"])) == ((1, 8, 8), np.float32, 1)
+def test_tensors_stay_channels_first_in_a_batch() -> None:
+    images = torch.rand(3, 3, 8, 6)
+    data = torch.utils.data.TensorDataset(images, torch.arange(3))
+    with ps.Loader(ps.dataset(data).batch(3), workers=0, shuffle=False) as loader:
+        (batch,) = loader
+    assert torch.equal(batch["image"], images)
+
+
+def test_operators_say_that_they_do_not_take_tensors() -> None:
+    data = torch.utils.data.TensorDataset(torch.rand(3, 3, 8, 6), torch.arange(3))
+    with (
+        ps.Loader(ps.dataset(data).flip().batch(3), workers=0) as loader,
+        pytest.raises(ps.SampleError, match="HWC numpy arrays, not Tensor"),
+    ):
+        next(iter(loader))
+
+
+def test_arrays_of_a_dataset_cannot_be_written_by_operators() -> None:
+    own = np.zeros(3)
+    sample = Dataset(Listed(own)).open().read(0)
     with pytest.raises(ValueError, match="read-only"):
         sample["image"][0] = 1
-    own = np.zeros(3)
-    Dataset(Listed(own)).open().read(0)
     own[0] = 1  # still the user's to write
 
 

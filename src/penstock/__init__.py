@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         StateError,
     )
     from penstock.loader import Loader
-    from penstock.lower import lower
+    from penstock.lowering import lower
     from penstock.pipe import Pipe, arrays, dataset, files, parquet, source, tars
 
 __version__ = "0.1.0"
@@ -46,7 +46,7 @@ _WHERE = {
     ),
     "penstock.dataloader": ("DataLoader",),
     "penstock.loader": ("Loader",),
-    "penstock.lower": ("lower",),
+    "penstock.lowering": ("lower",),
     "penstock.pipe": ("Pipe", "arrays", "dataset", "files", "parquet", "source", "tars"),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}

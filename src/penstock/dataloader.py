@@ -27,7 +27,7 @@ from torch.utils.data.dataloader import (
 from penstock.coordinator import Config
 from penstock.errors import OptionError, StalledError
 from penstock.feed import Arrival, ProcessFeed, raise_failure
-from penstock.lower import lowered
+from penstock.lowering import lowered
 from penstock.options import available_memory_bytes
 from penstock.seeding import preserved
 from penstock.torchwork import MapWork, Seeding, SpawnedWork, StreamWork, dumps

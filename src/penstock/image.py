@@ -58,6 +58,8 @@ class ImageOperator(Operator):
     def apply(self, sample: Sample, units: Units) -> Sample:
         """Decide, then change pixels and boxes alike."""
         image = sample["image"]
+        if not isinstance(image, np.ndarray):
+            raise TypeError(f"works on HWC numpy arrays, not {type(image).__name__}; give arrays or Pillow images")
         height, width = image.shape[:2]
         decision = self.decide(units, height, width)
         sample["image"] = self.pixels(image, decision)

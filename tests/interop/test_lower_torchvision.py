@@ -19,7 +19,7 @@ from penstock.augment.steps import AUTO, RAND, TRIVIAL, Frame, magnitude, step
 from penstock.errors import SampleError
 from penstock.folder import AutoAugmentV2, RandAugmentV2, TrivialAugmentV2
 from penstock.kernels.pixels import apply
-from penstock.lower import LoweredFolder, lower, lowered
+from penstock.lowering import LoweredFolder, lower, lowered
 
 pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")

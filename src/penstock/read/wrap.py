@@ -96,12 +96,13 @@ class _DatasetReader(Reader):
 
 
 def _converted(value: Any) -> Any:
-    """Pillow images and tensors as arrays. Neither library is imported: without it, no value is of its types."""
-    pillow, torch = sys.modules.get("PIL.Image"), sys.modules.get("torch")
+    """Pillow images as arrays. Tensors stay tensors: theirs is torch's CHW, where an array named `image` is HWC.
+
+    Pillow is not imported: without it, no value is of its types.
+    """
+    pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(value, pillow.Image):
         value = np.asarray(value.convert("RGB"))
-    elif torch is not None and isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False

@@ -20,7 +20,7 @@ from penstock.folder import AutoAugmentV2, DecodeAsPillow, Levels, TrivialAugmen
 from penstock.graph import Graph, Operator
 from penstock.kernels.levels import look_up
 from penstock.kernels.pixels import Op
-from penstock.lower import lower, lowered
+from penstock.lowering import lower, lowered
 from penstock.read import Files
 
 RNG = np.random.default_rng(0)
