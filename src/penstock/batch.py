@@ -55,6 +55,9 @@ class Collator:
     def __init__(self, graph: Graph) -> None:
         assert graph.batch is not None
         self._ragged = graph.batch.ragged
+        image = graph.spec.get("image")
+        self._images = image is None or image.kind in ("image", "any")
+        """Pixels, unless the pipeline says that the field `image` holds something else."""
         self._free = {name for name, field in graph.spec.items() if not field.fixed}
         self._known: dict[Any, Layout] = {}
 
@@ -63,23 +66,28 @@ class Collator:
         missing = tuple(sorted(set(request.rows) - set(rows)))
         if not samples:
             return Result(missing=missing)
-        items = [_arrays(sample) for sample in samples]
+        items = [self._arrays(sample, samples[0]) for sample in samples]
         if self._ragged == "pad":
             items = self._padded(items)
-        signatures = [_signature(item) for item in items]
         listed = self._listed(items[0]) if self._ragged == "list" else ()
-        if not listed and any(signature != signatures[0] for signature in signatures):
+        signatures = [_signature(item, listed) for item in items]
+        if any(signature != signatures[0] for signature in signatures):
             if not request.whole:
                 return Result(refused=True)
-            raise _unequal(samples, signatures)
+            raise _unequal(samples, signatures, self._ragged)
         layout = self._listing(items, listed, request.total) if listed else self._layout(signatures[0], request.total)
         buffer = memory.reserve(layout.nbytes, request.whole)
         if buffer is None:
             return Result(refused=True, nbytes=layout.nbytes)
         _write(layout, buffer, items, rows, listed)
         names = [name for name, value in items[0].items() if isinstance(value, _Object)]
-        loose = pickle.dumps((rows, {name: [item[name].value for item in items] for name in names})) if names else b""
+        loose = _loose(names, items, rows) if names else b""
         return Result(layout=layout.packed, loose=loose, nbytes=layout.nbytes, missing=missing)
+
+    def _arrays(self, sample: Sample, first: Sample) -> dict[str, Any]:
+        """The values as they are stored, in the first sample's order of fields where they are the same ones."""
+        names = first if sample.keys() == first.keys() else sample
+        return {name: _value(sample[name], name == "image" and self._images) for name in names}
 
     def _layout(self, signature: tuple[Any, ...], total: int) -> Layout:
         layout = self._known.get((signature, total))
@@ -151,17 +159,13 @@ _INT = np.dtype(np.int64)
 _FLOAT = np.dtype(np.float64)
 
 
-def _arrays(sample: Sample) -> dict[str, Any]:
-    return {name: _value(name, value) for name, value in sample.items()}
-
-
-def _value(name: str, value: Any) -> _Array | _Object:
+def _value(value: Any, image: bool) -> _Array | _Object:
     if type(value) is int:
         return _Array(np.array(value, _INT), "int64", False) if -(2**63) <= value < 2**63 else _Object(value)
     if isinstance(value, np.ndarray | np.generic):
         dtype = value.dtype.name
         array = np.asarray(value)
-        return _Array(array, dtype, name == "image" and array.ndim == 3) if storable(dtype) else _Object(value)
+        return _Array(array, dtype, image and array.ndim == 3) if storable(dtype) else _Object(value)
     if isinstance(value, bool):
         return _Array(np.array(value), "bool", False)
     if isinstance(value, float):
@@ -182,10 +186,27 @@ def _tensor(torch: Any, value: Any) -> _Array | _Object:
     return _Array(plain.numpy(), dtype, False)
 
 
-def _signature(item: dict[str, Any]) -> tuple[Any, ...]:
+def _signature(item: dict[str, Any], listed: Sequence[str]) -> tuple[Any, ...]:
+    """What must be equal for samples to be stacked; of listed fields, that they are arrays at all."""
     return tuple(
-        (name, v.array.shape, v.dtype, v.image) if isinstance(v, _Array) else (name,) for name, v in item.items()
+        (name,)
+        if not isinstance(v, _Array)
+        else (name, None, None, None)
+        if name in listed and v.array.ndim > 0
+        else (name, v.array.shape, v.dtype, v.image)
+        for name, v in item.items()
     )
+
+
+def _loose(names: Sequence[str], items: list[dict[str, Any]], rows: list[int]) -> bytes:
+    try:
+        return pickle.dumps((rows, {name: [item[name].value for item in items] for name in names}))
+    except Exception as error:  # what a user's object does when pickled is anyone's guess
+        kinds = ", ".join(f"{name!r} ({type(items[0][name].value).__name__})" for name in names)
+        raise GraphError(
+            f"the objects in {kinds} must be pickled on their way from the workers, and cannot be: {error}; "
+            "have a map return arrays, numbers or plain objects instead"
+        ) from error
 
 
 def _write(
@@ -204,7 +225,7 @@ def _write(
             view[row] = item[name].array
 
 
-def _unequal(samples: list[Sample], signatures: list[tuple[Any, ...]]) -> Exception:
+def _unequal(samples: list[Sample], signatures: list[tuple[Any, ...]], ragged: str) -> Exception:
     """What to say of samples that cannot be stacked."""
     other = next(i for i, signature in enumerate(signatures) if signature != signatures[0])
     first, second = ({name: kind for name, *kind in signatures[i]} for i in (0, other))
@@ -213,10 +234,24 @@ def _unequal(samples: list[Sample], signatures: list[tuple[Any, ...]]) -> Except
         odd = ", ".join(sorted(first.keys() ^ second.keys()))
         return GraphError(f"samples {ids[0]} and {ids[1]} differ in their fields ({odd}); every sample needs the same")
     name = next(name for name in first if first[name] != second[name])
-    shown = [f"{kind[1]}{list(kind[0])}" if kind else "an object" for kind in (first[name], second[name])]
     return SampleError(
-        f"field {name!r} is {shown[1]} but {shown[0]} in sample {ids[0]} of the same batch; resize or crop to one "
-        "size, or use batch(..., ragged='pad') or ragged='list'",
+        f"field {name!r} is {_shown(second[name])} but {_shown(first[name])} in sample {ids[0]} of the same batch; "
+        f"{_remedy(first[name], second[name], ragged)}",
         id=ids[1],
         operator="batch",
     )
+
+
+def _shown(kind: list[Any]) -> str:
+    if not kind:
+        return "an object"
+    shape, dtype, _ = kind
+    return "an array" if shape is None else f"{dtype}{list(shape)}"
+
+
+def _remedy(first: list[Any], second: list[Any], ragged: str) -> str:
+    if not first or not second or first[1] != second[1]:
+        return "give every sample the same type, with a map where the source does not"
+    if ragged == "error":
+        return "resize or crop to one size, or use batch(..., ragged='pad') or ragged='list'"
+    return "ragged fields may differ in their sizes, not in their number of dimensions"

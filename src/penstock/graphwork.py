@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.batch import Collator
-from penstock.errors import PenstockError, SampleError
+from penstock.errors import SampleError
 from penstock.graph import Graph, Sample
 from penstock.kernels import native
 from penstock.seeding import seed_all
@@ -59,7 +59,7 @@ class GraphWork(Work):
                 return Result(failure=failure(errors[-1]), failed_row=row, bad=bad)
         try:
             result = self._collator.store(samples, rows, request, memory)
-        except PenstockError as error:
+        except Exception as error:  # the lane's border, as below
             result = Result(failure=failure(error), failed_row=request.rows[0])
         result.bad = bad
         return result
@@ -78,7 +78,8 @@ class GraphWork(Work):
                 id = int(chance * len(self.graph.source))
             try:
                 if crashed and not attempt:
-                    raise SampleError("preparing it killed the worker process every time it was tried", id=id)
+                    reason = "preparing it killed the worker process every time it was tried"
+                    raise SampleError(reason, id=id, place=self._place(id), operator="worker")
                 if self.graph.source.opaque:
                     (chance,) = native.units(self.seed, epoch, _READ_STREAM, [position], 1)[0]
                     seed_all(int(chance * 2**53))
@@ -102,4 +103,7 @@ class GraphWork(Work):
             raise SampleError(reason, id=id, place=self._place(id), operator=name) from error
 
     def _place(self, id: int) -> str:
-        return self.graph.source.place(id)
+        try:
+            return self.graph.source.place(id)
+        except Exception:  # a source of the user's; the error on its way matters more
+            return ""
