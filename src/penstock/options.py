@@ -69,6 +69,8 @@ class LoaderOptions:
         """Options from keywords; an unknown one is an error that names the nearest."""
         known = [field.name for field in fields(cls)]
         for name in keywords:
+            if name in _BATCH:
+                raise OptionError(f"Loader has no option {name!r}; it is said in the pipeline: .batch({_BATCH[name]})")
             if name not in known:
                 near = difflib.get_close_matches(_FOREIGN.get(name, name), known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
@@ -88,8 +90,8 @@ class LoaderOptions:
             raise OptionError(f"rank must be below world_size={self.world_size}, not {self.rank}; ranks count from 0")
         _whole_or_auto("prefetch", self.prefetch, 1, 10**6)
         _whole_or_auto("memory_bytes", self.memory_bytes, 1 << 17, 2**62)
-        if self.timeout_s is not None and not (isinstance(self.timeout_s, int | float) and self.timeout_s > 0):
-            raise OptionError(f"timeout_s must be a positive number of seconds, or None, not {self.timeout_s!r}")
+        if self.timeout_s is not None:
+            _seconds("timeout_s", self.timeout_s)
         if self.metrics_port is not None:
             _whole("metrics_port", self.metrics_port, 0, 65535)
         if self.device != "cpu":
@@ -109,6 +111,9 @@ class LoaderOptions:
         return min(2 << 30, available_memory_bytes() // 4) if self.memory_bytes == "auto" else self.memory_bytes
 
 
+_LONGEST_S = 2_000_000
+"""What `poll` can wait at most, in round numbers."""
+_BATCH = {"batch_size": "size", "drop_last": "size, drop_last=...", "ragged": "size, ragged=..."}
 _FOREIGN = {"num_workers": "workers", "batch_order": "order", "prefetch_factor": "prefetch", "timeout": "timeout_s"}
 
 
@@ -129,6 +134,14 @@ def _flag(name: str, value: object) -> None:
         raise OptionError(f"{name} must be True or False, not {value!r}")
 
 
+def _seconds(name: str, value: object) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= _LONGEST_S:  # type: ignore[operator]
+        raise OptionError(
+            f"{name} must be a number of seconds, at most {_LONGEST_S:,}, or None for ever, not {value!r}"
+        )
+
+
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise OptionError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
@@ -144,17 +157,22 @@ def available_cores() -> int:
 
 
 def available_memory_bytes() -> int:
-    """Memory that can still be had: the machine's, cut by the container's limit."""
+    """Memory that can still be had: the machine's, cut by the container's limit.
+
+    Pages that only cache files count as free, in the container too: the kernel gives them up when it has to.
+    """
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
-    pairs = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    versions = (
+        ("/sys/fs/cgroup", "memory.max", "memory.current", ""),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     )
-    for limit_file, used_file in pairs:
-        limit, used = _read(limit_file), _read(used_file)
+    for folder, limit_file, used_file, prefix in versions:
+        limit, used = _read(f"{folder}/{limit_file}"), _read(f"{folder}/{used_file}")
         if limit.isdigit() and used.isdigit():
-            free = min(free, max(0, int(limit) - int(used)))
+            stat = dict(line.split() for line in _read(f"{folder}/memory.stat").splitlines())
+            cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+            free = min(free, max(0, int(limit) - int(used) + cached))
     return free
 
 
