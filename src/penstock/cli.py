@@ -71,3 +71,7 @@ def _top(options: argparse.Namespace) -> None:
     from penstock import top
 
     top.run(options.interval, "json" if options.json else "text" if options.once else "live")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
