@@ -14,13 +14,13 @@ lane gives the same sample the same augmentation.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from penstock.errors import GraphError
+from penstock.identity import identity
 
 __all__ = ["Batch", "Field", "Graph", "Operator", "Reader", "Sample", "Source", "Spec", "Units"]
 
@@ -131,6 +131,8 @@ class Batch:
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise GraphError(f"batch: size must be a whole number of at least 1, not {self.size!r}")
+        if not isinstance(self.drop_last, bool):
+            raise GraphError(f"batch: drop_last must be True or False, not {self.drop_last!r}")
         if self.ragged not in ("error", "pad", "list"):
             raise GraphError(f"batch: ragged must be 'error', 'pad' or 'list', not {self.ragged!r}")
 
@@ -143,12 +145,15 @@ class Graph:
     operators: tuple[Operator, ...] = ()
     batch: Batch | None = None
     specs: tuple[Spec, ...] = field(init=False, repr=False, compare=False)
+    identities: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Of the operators, as they were when the graph was made: objects of the user's may change while they work."""
 
     def __post_init__(self) -> None:
         specs: list[Spec] = [self.source.spec()]
         for operator in self.operators:
             specs.append(operator.check(specs[-1]))
         object.__setattr__(self, "specs", tuple(specs))
+        object.__setattr__(self, "identities", tuple(map(_identity, self.operators)))
 
     @property
     def spec(self) -> Spec:
@@ -186,17 +191,9 @@ class Graph:
 
     def fingerprint(self) -> str:
         """Changes when any sample of any epoch would differ. The batch size is left out: it may change on resume."""
-        parts: list[object] = [self.source.fingerprint()]
-        for operator in self.operators:
-            values = [(f.name, _stable(getattr(operator, f.name))) for f in fields(operator)]
-            parts.append((operator.name, values))
+        parts = (self.source.fingerprint(), *self.identities)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def _stable(value: object) -> str:
-    """A text for an operator's argument that is the same in every process."""
-    if callable(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    if isinstance(value, bool | int | float | str | bytes | tuple | None):
-        return repr(value)
-    return hashlib.blake2b(pickle.dumps(value, protocol=4), digest_size=16).hexdigest()
+def _identity(operator: Operator) -> str:
+    return repr((operator.name, [(f.name, identity(getattr(operator, f.name))) for f in fields(operator)]))
