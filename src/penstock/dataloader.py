@@ -190,7 +190,8 @@ class _Workers(_BaseDataLoaderIter):
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             start = functools.partial(_sharding_worker_init_fn, start, self._world_size, self._rank)
         self._feed = _start(loader, self._work(loader, start), pinned=self._pinned)
-        super()._reset(loader, first_iter=True)  # torch, too, asks the sampler for an iterator once more
+        self._seed_shared = self._shared_seed
+        super()._reset(loader, first_iter=True)  # torch, too, draws and asks the sampler for an iterator once more
         self._ask()
 
     _pinned: bool
@@ -212,6 +213,7 @@ class _Workers(_BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        self._seed_shared = self._shared_seed
         self._epoch += 1
         self._start_epoch()
         self._feed.begin(0, 0, frozenset())
@@ -319,7 +321,7 @@ class _Streamed(_Workers):
         assert lane is not None
         number = self._numbers[lane]
         self._numbers[lane] += 1
-        return self._epoch, number, _row_count(self, indices), self._shared_seed
+        return self._epoch, number, _row_count(self, indices), self._seed_shared
 
 
 def _start(loader: DataLoader[Any], work: Work, pinned: bool) -> ProcessFeed:

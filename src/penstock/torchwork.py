@@ -291,12 +291,12 @@ class _Arena:
         if first.layout is not torch.strided or first.is_nested or first.device.type != "cpu":
             stacked: torch.Tensor = self._original(batch, collate_fn_map=collate_fn_map)
             return stacked
-        count = len(batch) * first.numel()
-        view = self._take(count * first.element_size())
-        if view is None or any(tensor.dtype is not kind or tensor.requires_grad for tensor in batch):
+        if any(tensor.dtype is not kind or tensor.requires_grad for tensor in batch):
             return torch.stack(batch, 0)
-        out = torch.frombuffer(view, dtype=first.dtype).view(len(batch), *first.shape)
-        return torch.stack(batch, 0, out=out)
+        shape = len(batch), *first.shape
+        view = self._take(len(batch) * first.numel() * first.element_size())
+        out = torch.empty(shape, dtype=kind) if view is None else torch.frombuffer(view, dtype=kind).view(shape)
+        return torch.stack(batch, 0, out=out)  # in torch's workers, too, the result is contiguous, whatever its parts
 
     def _take(self, nbytes: int) -> memoryview | None:
         start = self.used
