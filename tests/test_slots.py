@@ -137,3 +137,11 @@ def test_memory_has_no_name_and_goes_with_its_last_user() -> None:
     assert set(os.listdir("/dev/shm")) == shared
     with open("/proc/self/maps") as maps:
         assert "memfd:penstock" not in maps.read()
+
+
+def test_a_region_whose_slots_are_all_back_goes_when_a_larger_one_begins() -> None:
+    books = Books(1 << 24)
+    books.grow(1000, 4)
+    books.grow(1 << 17, 4)
+    assert books.release(0)
+    assert books.generations == [1]

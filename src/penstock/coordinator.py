@@ -288,7 +288,9 @@ class Coordinator:
             self._give(slot)
             slot = None
         self._undelivered += 1
-        self._counters.deliver(state.spec.rows, _bad_samples(state.results))
+        failed = any(result.failure is not None for result in state.results)
+        missing = sum(len(result.missing) for result in state.results)
+        self._counters.deliver(0 if failed else state.spec.rows - missing, _bad_samples(state.results))
         self._tell(("batch", seq, slot, state.results, len(state.fds)), state.fds)
 
     def _drop(self, seq: int) -> None:
@@ -307,14 +309,20 @@ class Coordinator:
     def _give(self, slot: Slot) -> None:
         useless = self._books.give(slot)
         if useless is not None:
-            self._crew.forget_region(useless)
-            self._outbox.append(("forget", useless))
+            self._forget(useless)
+
+    def _forget(self, generation: int) -> None:
+        self._crew.forget_region(generation)
+        self._outbox.append(("forget", generation))
 
     def _grow(self, nbytes: int) -> None:
         fd = self._books.grow(nbytes, self._window() + self._config.reserve)
         generation = self._books.current
         _, slots, capacity = self._books.region(generation)
         self._tell(("region", generation, slots, capacity), [os.dup(fd)])
+        for older in self._books.generations:
+            if self._books.release(older):
+                self._forget(older)
 
     # lanes
 

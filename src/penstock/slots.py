@@ -118,10 +118,14 @@ class Books:
     def give(self, slot: tuple[int, int]) -> int | None:
         """Take a slot back; returns the generation that has become useless with it, if one has."""
         generation, index = slot
+        self._generations[generation].free.append(index)
+        return generation if self.release(generation) else None
+
+    def release(self, generation: int) -> bool:
+        """Let go of a region that is no longer taken from, once all its slots are back; True if that was now."""
         held = self._generations[generation]
-        held.free.append(index)
         if generation == self._current or len(held.free) < held.slots:
-            return None
+            return False
         os.close(held.fd)
         del self._generations[generation]
-        return generation
+        return True
