@@ -58,7 +58,7 @@ class Collator:
         image = graph.spec.get("image")
         self._images = image is None or image.kind in ("image", "any")
         """Pixels, unless the pipeline says that the field `image` holds something else."""
-        self._free = {name for name, field in graph.spec.items() if not field.fixed}
+        self._fixed = {"id", *(name for name, field in graph.spec.items() if field.fixed)}
         self._known: dict[Any, Layout] = {}
 
     def store(self, samples: list[Sample], rows: list[int], request: Request, memory: Memory) -> Result:
@@ -103,7 +103,7 @@ class Collator:
         return layout
 
     def _listed(self, item: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(n for n, v in item.items() if n in self._free and isinstance(v, _Array) and v.array.ndim > 0)
+        return tuple(n for n, v in item.items() if n not in self._fixed and isinstance(v, _Array) and v.array.ndim > 0)
 
     def _listing(self, items: list[dict[str, Any]], listed: Sequence[str], total: int) -> Layout:
         tree: dict[str, Any] = {}
@@ -124,7 +124,7 @@ class Collator:
             values = [item.get(name) for item in items]
             arrays = [v.array for v in values if isinstance(v, _Array)]
             same_rank = len(arrays) == len(items) and len({array.ndim for array in arrays}) == 1
-            if name not in self._free or not same_rank or arrays[0].ndim == 0:
+            if name in self._fixed or not same_rank or arrays[0].ndim == 0:
                 continue
             shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))
             for item, array in zip(padded, arrays, strict=True):

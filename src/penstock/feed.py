@@ -267,7 +267,7 @@ class ProcessFeed(Feed):
     def _gone(self) -> LaneError:
         """Raises what the coordinator said at its end, if it said anything."""
         with contextlib.suppress(ClosedError, OSError):
-            while (messages := self._channel.recv(0)) is not None:
+            while self._channel.fileno() >= 0 and (messages := self._channel.recv(0)) is not None:
                 for kind, *arguments in messages:
                     if kind == "failed":
                         self._on_failed(*arguments)

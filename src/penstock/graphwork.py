@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +14,7 @@ from penstock.batch import Collator
 from penstock.errors import SampleError
 from penstock.graph import Graph, Sample
 from penstock.kernels import native
+from penstock.lanes.processes import die_with_parent
 from penstock.seeding import seed_all
 from penstock.work import BadSample, Memory, Request, Result, Work, failure
 
@@ -18,6 +23,10 @@ __all__ = ["GraphWork", "OnError"]
 OnError = Literal["raise", "skip", "replace"]
 _READ_STREAM = 0x4000
 """The stream of draws that seeds the user's code behind an opaque source; 0 is for operators, 1.. for replacements."""
+_SURVIVED = 113
+"""An exit code that no user's code ends its process with by itself."""
+_PATIENCE_S = 60.0
+"""A sample that is tried in a process of its own and takes longer hangs."""
 _ATTEMPTS = 16
 """How many samples are tried for one position with `replace` before the batch fails."""
 
@@ -50,7 +59,7 @@ class GraphWork(Work):
         rows: list[int] = []
         bad: list[BadSample] = []
         for row, position, id, unit in zip(request.rows, positions, ids, units, strict=True):
-            sample, errors = self._sample(epoch, position, id, unit, request.crashed)
+            sample, errors = self._sample(epoch, position, id, unit, request)
             bad += [BadSample(row, e.id, e.place, e.operator, e.reason) for e in errors]
             if sample is not None:
                 samples.append(sample)
@@ -68,7 +77,7 @@ class GraphWork(Work):
         return native.order(self.seed, epoch, len(self.graph.source), positions) if self.shuffle else positions
 
     def _sample(
-        self, epoch: int, position: int, id: int, unit: Sequence[float], crashed: bool
+        self, epoch: int, position: int, id: int, unit: Sequence[float], request: Request
     ) -> tuple[Sample | None, list[SampleError]]:
         """The sample at a position; with `replace` another one in the stead of one that fails."""
         errors: list[SampleError] = []
@@ -77,12 +86,13 @@ class GraphWork(Work):
                 (chance,) = native.units(self.seed, epoch, attempt, [position], 1)[0]
                 id = int(chance * len(self.graph.source))
             try:
-                if crashed and not attempt:
-                    reason = "preparing it killed the worker process every time it was tried"
-                    raise SampleError(reason, id=id, place=self._place(id), operator="worker")
+                if request.crashed and len(request.rows) == 1 and not attempt:
+                    raise self._deadly(id)
                 if self.graph.source.opaque:
                     (chance,) = native.units(self.seed, epoch, _READ_STREAM, [position], 1)[0]
                     seed_all(int(chance * 2**53))
+                if request.crashed and not self._survives(id, unit):
+                    raise self._deadly(id)
                 return self._prepare(id, unit), errors
             except SampleError as error:
                 errors.append(error)
@@ -101,6 +111,29 @@ class GraphWork(Work):
         except Exception as error:  # the border between operators, some of them the user's, and the lane
             reason = f"{type(error).__name__}: {error}"
             raise SampleError(reason, id=id, place=self._place(id), operator=name) from error
+
+    def _deadly(self, id: int) -> SampleError:
+        reason = "preparing it hung or killed the worker process every time it was tried"
+        return SampleError(reason, id=id, place=self._place(id), operator="worker")
+
+    def _survives(self, id: int, unit: Sequence[float]) -> bool:
+        """Try a sample in a process of its own: where one of several has killed workers, this tells which."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                die_with_parent(parent)
+                with contextlib.suppress(SampleError):
+                    self._prepare(id, unit)
+                os._exit(_SURVIVED)
+            os._exit(1)
+        pidfd = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(1000 * _PATIENCE_S):
+            os.kill(pid, signal.SIGKILL)
+        os.close(pidfd)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == _SURVIVED
 
     def _place(self, id: int) -> str:
         try:

@@ -167,17 +167,18 @@ class Loader:
 
     def close(self) -> None:
         """End the workers and everything else. Batches that were handed out stay valid."""
-        self._pass += 1
-        feed, self._feed = self._feed, None
-        if feed is None or self._owner != os.getpid():
-            return
-        try:
+        if self._feed is not None and self._owner == os.getpid():
             with contextlib.suppress(PenstockError):
-                self._last_stats = feed.stats(_LAST_WORDS_S)
-        finally:
-            feed.close()
+                self._last_stats = self._feed.stats(_LAST_WORDS_S)
+        self._end()
 
     # inside
+
+    def _end(self) -> None:
+        self._pass += 1
+        feed, self._feed = self._feed, None
+        if feed is not None and self._owner == os.getpid():
+            feed.close()
 
     @property
     def _forks(self) -> bool:
@@ -300,7 +301,7 @@ class _Epoch(Iterator[dict[str, Any]]):
         except StalledError:
             raise
         except BaseException:  # an interrupt may have left half a message behind
-            loader.close()
+            loader._end()
             raise
         self._count(arrival.seq)
         if arrival.failure is not None:

@@ -25,7 +25,7 @@ class Loop:
 
     def forget(self, what: int | Channel) -> None:
         """No longer watch this; harmless where it is not watched."""
-        if what in self._selector.get_map():
+        if self._key(what) is not None:
             self._selector.unregister(what)
 
     def listen(self, channel: Channel, call: Callable[[Any], None], closed: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class Loop:
         """Wait for something to happen and call what is registered for it."""
         timeout = max(0.0, min(due for due, _ in self._timers) - time.monotonic()) if self._timers else None
         for key, events in self._selector.select(timeout):
-            if self._selector.get_map().get(key.fileobj) is key:
+            if self._key(key.fileobj) is key:  # what was called before may have closed it
                 key.data(events)
         now = time.monotonic()
         due = [call for at, call in self._timers if at <= now]
@@ -68,10 +68,16 @@ class Loop:
         for call in due:
             call()
 
+    def _key(self, what: Any) -> selectors.SelectorKey | None:
+        try:
+            return self._selector.get_key(what)
+        except (KeyError, ValueError):  # not watched; closed
+            return None
+
     def _watch_backlog(self, channel: Channel) -> None:
-        if channel not in self._selector.get_map():
+        key = self._key(channel)
+        if key is None:
             return
-        key = self._selector.get_key(channel)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.backlog else 0)
         if key.events != events:
             self._selector.modify(channel, events, key.data)
