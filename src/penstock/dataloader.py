@@ -54,7 +54,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: torch.utils.data.Dataset[_T_co],
         *args: Any,
         seeding: Seeding = "sample",
         lower: bool = False,
