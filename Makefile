@@ -17,7 +17,7 @@ check: .venv/ready
 	.venv/bin/mypy
 
 docs: .venv/docs
-	.venv/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 tests: .venv/ready
 	.venv/bin/pytest -m 'not interop and not gpu'
@@ -25,7 +25,7 @@ tests: .venv/ready
 # In the second environment, for torchvision and torchaudio need the full build of torch.
 interop: .venv-interop/ready
 	.venv-interop/bin/python -c 'import torchaudio, torchvision'
-	.venv-interop/bin/pytest -m interop tests/interop
+	.venv-interop/bin/pytest -m interop
 
 # The C library alone, after a change in src/penstock/kernels/native; replaced atomically, or not at all.
 native:
