@@ -29,7 +29,7 @@ from penstock.slots import Books
 from penstock.stats import Counters
 from penstock.view import View
 from penstock.wire import MOST_FDS, Channel
-from penstock.work import BadSample, Failure, Request, Result, failure
+from penstock.work import SMALL_BYTES, BadSample, Failure, Request, Result, failure
 
 __all__ = ["Config", "main"]
 
@@ -37,8 +37,6 @@ _TASK_S = 0.01
 """What a tiny-batch should take: long beside the 0.1 ms a task costs to hand out, short beside a batch."""
 _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
-_SMALL_BYTES = 1 << 15
-"""Batches this small travel in messages."""
 _MANY = 64
 """How many batches may be prepared ahead where they are small and take under a millisecond."""
 _SPLIT_ABOVE_S = 0.02
@@ -230,7 +228,7 @@ class Coordinator:
         """How many batches may be prepared ahead of the training process."""
         if self._config.window is not None:
             return self._config.window
-        light = 0 < self._row_s * self._rows < 0.001 and self._bytes <= _SMALL_BYTES
+        light = 0 < self._row_s * self._rows < 0.001 and self._bytes <= SMALL_BYTES
         return max(_MANY if light else 4, 2 * self._config.workers)
 
     def _fill(self) -> None:
@@ -377,7 +375,7 @@ class Coordinator:
     def _fit(self, result: Result) -> None:
         """Slots as large as batches turn out to be; small batches need none until larger ones come."""
         self._bytes = max(self._bytes, result.nbytes)
-        if result.nbytes > max(_SMALL_BYTES, self._books.capacity):
+        if result.nbytes > max(SMALL_BYTES, self._books.capacity):
             self._grow(result.nbytes + result.nbytes // 8 if result.tree else result.nbytes)
 
     def _learn(self, lane: int, seconds: float, rows: int) -> None:
@@ -406,7 +404,7 @@ class Coordinator:
 
 
 def _uses_slot(result: Result) -> bool:
-    return not result.own and (result.layout is not None or bool(result.spans))
+    return not result.own and not result.inline and (result.layout is not None or bool(result.spans))
 
 
 def _bad_samples(results: Sequence[Result]) -> list[BadSample]:

@@ -259,14 +259,16 @@ class ProcessFeed(Feed):
     # inside
 
     def _send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        if self._channel.fileno() < 0:
+            raise self._gone()
         try:
             self._channel.send(message, fds)
-        except (ClosedError, OSError) as error:
+        except ClosedError as error:
             raise self._gone() from error
 
     def _gone(self) -> LaneError:
         """Raises what the coordinator said at its end, if it said anything."""
-        with contextlib.suppress(ClosedError, OSError):
+        with contextlib.suppress(ClosedError):
             while self._channel.fileno() >= 0 and (messages := self._channel.recv(0)) is not None:
                 for kind, *arguments in messages:
                     if kind == "failed":
@@ -322,9 +324,11 @@ class ProcessFeed(Feed):
 
     def _receive(self, timeout_s: float | None) -> bool:
         """Take in what the coordinator sent; False when nothing came in time."""
+        if self._channel.fileno() < 0:
+            raise self._gone()
         try:
             messages = self._channel.recv(timeout_s)
-        except (ClosedError, OSError) as error:
+        except ClosedError as error:
             raise self._gone() from error
         if messages is None:
             return False
@@ -394,7 +398,10 @@ class ProcessFeed(Feed):
         """The memory of each result: the slot, or memory of its own."""
         shared = self._lease(slot, results) if slot is not None else None
         own = iter(fds)
-        return [_own_memory(next(own), r.nbytes) if r.own else shared for r in results]
+        return [
+            _own_memory(next(own), r.nbytes) if r.own else memoryview(bytearray(r.inline[0])) if _small(r) else shared
+            for r in results
+        ]
 
     def _lease(self, slot: Slot, results: list[Result]) -> memoryview:
         # An array owns the lease: slices of a memoryview keep what it views alive, but not the memoryview itself.
@@ -405,6 +412,11 @@ class ProcessFeed(Feed):
             return memoryview(owner)
         self._copied += 1
         return memoryview(bytearray(owner[: max(result.nbytes for result in results)]))
+
+
+def _small(result: Result) -> bool:
+    """Its memory came in the message."""
+    return result.layout is not None and bool(result.inline)
 
 
 def _own_memory(fd: int, nbytes: int) -> memoryview:
@@ -517,7 +529,7 @@ class InlineFeed(Feed):
                 self._open()
             result = self._work.run(Request(seq, tuple(range(rows)), rows, True, False, payload), heap)
         seconds = time.perf_counter() - started
-        self._counters.deliver(rows, result.bad)
+        self._counters.deliver(0 if result.failure is not None else rows - len(result.missing), result.bad)
         own = self._counters.trainer
         own["wait_s"] = own.get("wait_s", 0.0) + seconds
         own["batches_taken"] = own.get("batches_taken", 0) + 1

@@ -41,7 +41,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
         print()
         return
     columns = (
-        "{task.description:<16}",
+        "{task.description:<20}",
         bar.BarColumn(40),
         "{task.completed:>7,}/{task.total:,}",
         bar.TimeElapsedColumn(),
@@ -77,6 +77,6 @@ def _redrawn(title: str, total: int) -> Callable[[int], None]:
         nonlocal done
         done += steps
         filled = 40 * done // total
-        print(f"\r{title:<16} [{'#' * filled}{'.' * (40 - filled)}] {done:,}/{total:,}", end="", flush=True)
+        print(f"\r{title:<20} [{'#' * filled}{'.' * (40 - filled)}] {done:,}/{total:,}", end="", flush=True)
 
     return advance

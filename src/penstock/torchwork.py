@@ -27,15 +27,13 @@ from torch.utils.data import IterDataPipe, Subset, _utils
 from penstock.batch import row_views
 from penstock.layout import Column, Hole, lay_out, storable
 from penstock.seeding import seed_all
-from penstock.work import Failure, Memory, Request, Result, Work
+from penstock.work import SMALL_BYTES, Failure, Memory, Request, Result, Work
 
 __all__ = ["MapWork", "Seeding", "SpawnedWork", "StreamWork", "fetch_seeded", "sample_key"]
 
 Seeding = Literal["sample", "torch"]
 
 _ALIGN = 64
-_SMALL_BYTES = 1 << 15
-"""Batches with less than this in tensors and arrays travel in messages."""
 
 
 def sample_key(base_seed: int, position: int) -> int:
@@ -242,7 +240,9 @@ class SpawnedWork(Work):
     @classmethod
     def of(cls, work: Work) -> SpawnedWork:
         """Raises whatever pickling the user's dataset raises."""
-        return cls(multiprocessing.spawn.get_preparation_data("penstock"), dumps(work))
+        preparation = multiprocessing.spawn.get_preparation_data("penstock")
+        preparation["authkey"] = bytes(preparation["authkey"])  # else it refuses to be pickled but by multiprocessing
+        return cls(preparation, dumps(work))
 
     def load(self) -> Work:
         path = list(sys.path)
@@ -300,7 +300,7 @@ class _Arena:
 
     def _take(self, nbytes: int) -> memoryview | None:
         start = self.used
-        if self._slot is None or not _SMALL_BYTES < nbytes <= len(self._slot) - start:
+        if self._slot is None or not SMALL_BYTES < nbytes <= len(self._slot) - start:
             return None
         self.used = start + -(-nbytes // _ALIGN) * _ALIGN
         return self._slot[start : start + nbytes]
@@ -398,13 +398,13 @@ def encode(value: Any, memory: Memory, arena: _Arena) -> Result:
     buffers: list[pickle.PickleBuffer] = []
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     tree = stream.getvalue()
-    if len(tree) > _SMALL_BYTES:  # strings, pictures, objects: too much for a message
+    if len(tree) > SMALL_BYTES:  # strings, pictures, objects: too much for a message
         nested = _Nested(tree, buffers)
         buffers = []
         tree = pickle.dumps(nested, protocol=5, buffer_callback=buffers.append)
     raws = [buffer.raw() for buffer in buffers]
     total = sum(len(raw) for raw in raws)
-    if total <= _SMALL_BYTES:
+    if total <= SMALL_BYTES:
         return Result(tree=tree, inline=tuple(map(bytes, raws)), nbytes=total)
     placed = [arena.offset(raw) for raw in raws]
     spans = []

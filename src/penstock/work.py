@@ -11,7 +11,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BadSample", "Failure", "Memory", "Request", "Result", "Work", "failure"]
+__all__ = ["SMALL_BYTES", "BadSample", "Failure", "Memory", "Request", "Result", "Work", "failure"]
+
+
+SMALL_BYTES = 1 << 15
+"""Batches this small travel in messages, without a slot."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Result:
     refused: bool = False
     ended: bool = False
     inline: tuple[bytes, ...] = ()
-    """The buffers of a small tree, where it has no `spans` in memory."""
+    """The memory of a small batch: that under its layout, or the buffers of its tree, which then has no `spans`."""
     nbytes: int = 0
     """Memory the whole batch takes."""
     own: bool = False

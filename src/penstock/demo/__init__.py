@@ -1,4 +1,4 @@
-"""`penstock demo`: a small training, fed by Penstock and then by torch's DataLoader, and what came of each."""
+"""`penstock demo`: a small training, fed by Penstock and by torch's DataLoader in turn, and what came of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contest: one network, trained once from each loader, with the same clock on both."""
+"""The comparison: one network, trained from each loader, with the same clock on both."""
 
 from __future__ import annotations
 
@@ -51,22 +51,27 @@ class Comparison:
 
 
 def compare(root: Path, epochs: int) -> Comparison:
-    """Train from Penstock, then from torch's DataLoader."""
+    """Train from Penstock and from torch's DataLoader, an epoch of each in turn, so that both have the same weather."""
     cores = available_cores()
     threads = max(1, cores // 2)
     workers = max(1, cores - threads)
     held_out = list(_held_out(root / "val"))
     images = sum(1 for path in (root / "train").rglob("*.jpg") if path.read_bytes())  # into the page cache, for both
-    with _threads(threads):
-        _train(_network(), lambda: held_out, 1, len(held_out), lambda images: None)  # the first steps are slow ones
-        outcomes = []
-        with ps.Loader(_pipe(root / "train"), workers=workers, name="demo") as loader:
-            outcomes.append(_contest("Penstock", lambda: _from_penstock(loader), held_out, epochs, images))
-        torch_loader = DataLoader(
-            PillowImages(root / "train", SIDE, SCALE), BATCH, shuffle=True, num_workers=workers, persistent_workers=True
-        )
-        outcomes.append(_contest("DataLoader", lambda: torch_loader, held_out, epochs, images))
-    return Comparison(tuple(outcomes), images, epochs, workers, threads)
+    samples = PillowImages(root / "train", SIDE, SCALE)
+    theirs = DataLoader(samples, BATCH, shuffle=True, num_workers=workers, persistent_workers=True)
+    with _threads(threads), ps.Loader(_pipe(root / "train"), workers=workers, name="demo") as ours:
+        _Training("warming up", lambda: held_out, len(held_out)).epoch(lambda images: None)
+        steps = epochs * len(ours)
+        trainings = [
+            _Training("Penstock", lambda: _from_penstock(ours), steps),
+            _Training("DataLoader", lambda: theirs, steps),
+        ]
+        for number in range(epochs):
+            for training in trainings:
+                with progress(f"{training.name}, epoch {number + 1}", images) as advance:
+                    training.epoch(advance)
+        outcomes = tuple(training.outcome(held_out) for training in trainings)
+    return Comparison(outcomes, images, epochs, workers, threads)
 
 
 def _pipe(folder: Path) -> ps.Pipe:
@@ -110,36 +115,40 @@ def _network() -> nn.Module:
     )
 
 
-def _contest(name: str, feed: Callable[[], Batches], held_out: Batches, epochs: int, images: int) -> Outcome:
-    network = _network()
-    steps = epochs * -(-images // BATCH)
-    with progress(name, epochs * images) as advance:
-        seconds, waited_s, seen = _train(network, feed, epochs, steps, advance)
-    loss, accuracy = _measure(network, held_out)
-    return Outcome(name, seen, seconds, waited_s, loss, accuracy)
+class _Training:
+    """A network on its way, and the clock."""
 
+    def __init__(self, name: str, feed: Callable[[], Batches], steps: int) -> None:
+        self.name = name
+        self._feed = feed
+        self._network = _network()
+        self._optimizer = torch.optim.AdamW(self._network.parameters())
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(self._optimizer, max_lr=0.01, total_steps=steps)
+        self._seconds = self._waited_s = 0.0
+        self._images = 0
 
-def _train(
-    network: nn.Module, feed: Callable[[], Batches], epochs: int, steps: int, advance: Callable[[int], None]
-) -> tuple[float, float, int]:
-    """Seconds in all, seconds of them that the loop waited for a batch, and images seen."""
-    optimizer = torch.optim.AdamW(network.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=steps)
-    started = time.perf_counter()
-    waited_s, seen = 0.0, 0
-    for _ in range(epochs):
-        asked = time.perf_counter()
-        for image, label in feed():
-            waited_s += time.perf_counter() - asked
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(network(_scaled(image)), label).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            seen += len(label)
+    def epoch(self, advance: Callable[[int], None]) -> None:
+        """From asking for the first batch, workers not yet started, to hearing that there is no more."""
+        started = asked = time.perf_counter()
+        for image, label in self._feed():
+            self._waited_s += time.perf_counter() - asked
+            self._step(image, label)
+            self._images += len(label)
             advance(len(label))
             asked = time.perf_counter()
-        waited_s += time.perf_counter() - asked
-    return time.perf_counter() - started, waited_s, seen
+        self._waited_s += time.perf_counter() - asked
+        self._seconds += time.perf_counter() - started
+
+    def _step(self, image: Tensor, label: Tensor) -> None:
+        self._optimizer.zero_grad()
+        nn.functional.cross_entropy(self._network(_scaled(image)), label).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._schedule.step()
+
+    def outcome(self, held_out: Batches) -> Outcome:
+        """What came of it."""
+        loss, accuracy = _measure(self._network, held_out)
+        return Outcome(self.name, self._images, self._seconds, self._waited_s, loss, accuracy)
 
 
 @torch.no_grad()
@@ -176,7 +185,8 @@ def report(comparison: Comparison) -> str:
 def _terms(comparison: Comparison) -> Iterator[str]:
     images, epochs = f"{comparison.images:,}", comparison.epochs
     workers, threads = comparison.workers, comparison.threads
-    yield f"Both trained the same network from the same weights ({images} images, epochs: {epochs}), with as many"
-    yield f"worker processes ({workers}) and threads for the network ({threads}); starting them counts. Work per image:"
-    yield f"read, decode, random crop resized to {SIDE}x{SIDE} (antialiased), flip; the DataLoader's data set does it"
-    yield "with Pillow. Crops and order are each loader's own, so loss and accuracy agree only roughly."
+    yield f"Both trained the same network from the same weights ({images} images, epochs: {epochs}), an epoch of each"
+    yield f"in turn, with as many worker processes ({workers}) and threads for the network ({threads}); starting the"
+    yield f"workers counts. Work per image: read, decode, random crop resized to {SIDE}x{SIDE} (antialiased), flip; the"
+    yield "DataLoader's data set does it with Pillow. Crops and order are each loader's own, so loss and accuracy"
+    yield "agree only roughly."

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from penstock.slots import Region, anonymous
 from penstock.wire import Channel, ClosedError
-from penstock.work import Memory, Request, Result, Work, failure
+from penstock.work import SMALL_BYTES, Memory, Request, Result, Work, failure
 
 __all__ = ["STACK_SIGNAL", "die_with_parent", "held_signals", "keep_from_signals", "template_main"]
 
@@ -133,19 +133,29 @@ def _fork_worker(channel: Channel, work: Work, number: int, template_fds: tuple[
 
 
 class _SlotMemory(Memory):
-    """A batch's slot, or memory of its own that is handed on with the result."""
+    """A batch's slot, or memory of its own that is handed on with the result: in the message where it is small."""
 
     def __init__(self, slot: memoryview | None) -> None:
         self.slot = slot
         self.own_fd = -1
+        self._small: bytearray | None = None
 
     def reserve(self, nbytes: int, whole: bool) -> memoryview | None:
         if self.slot is not None and nbytes <= len(self.slot):
             return self.slot[:nbytes]
         if not whole:
             return None
-        self.own_fd = anonymous(max(1, nbytes))
-        return memoryview(mmap.mmap(self.own_fd, max(1, nbytes)))[:nbytes]
+        if nbytes <= SMALL_BYTES:
+            self._small = bytearray(nbytes)
+            return memoryview(self._small)
+        self.own_fd = anonymous(nbytes)
+        return memoryview(mmap.mmap(self.own_fd, nbytes))
+
+    def hand_on(self, result: Result) -> None:
+        """Put what lies in neither the slot nor the message with the result."""
+        result.own = self.own_fd >= 0
+        if self._small is not None and result.layout is not None:
+            result.inline = (bytes(self._small),)
 
 
 class _Worker:
@@ -196,7 +206,7 @@ class _Worker:
             result = self._work.run(request, memory)
             rows += len(request.rows)
             fds += [memory.own_fd] if memory.own_fd >= 0 else []
-            result.own = memory.own_fd >= 0
+            memory.hand_on(result)
             answers.append((index, result))
             now = time.perf_counter()
             last = index == len(pieces) - 1
