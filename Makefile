@@ -1,5 +1,6 @@
 # demo, test and bench are for everyone; each makes the environments it needs. README.md and CONTRIBUTING.md say more.
 PYTHON ?= python3.11
+CODE := src tests benchmarks hatch_build.py
 KERNELS := $(wildcard src/penstock/kernels/native/*.[ch])
 
 .NOTPARALLEL:
@@ -12,8 +13,8 @@ demo: .venv/ready
 test: check docs tests interop
 
 check: .venv/ready
-	.venv/bin/ruff format --check .
-	.venv/bin/ruff check .
+	.venv/bin/ruff format --check $(CODE)
+	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy
 
 docs: .venv/docs

@@ -94,7 +94,7 @@ def test_the_whole_demo_runs_without_a_terminal(tmp_path: Path, capsys: pytest.C
     demo.run(tmp_path / "new" / "folder", per_class=10, epochs=1)
     out = capsys.readouterr().out
     assert "making pictures: 60 of 60" in out
-    assert "Penstock: 54 of 54" in out
+    assert "Penstock, epoch 1: 54 of 54" in out
     assert "images/s" in out
 
 
@@ -121,4 +121,4 @@ def test_progress_does_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.live", None)
     with terminal.progress("training", 128) as advance:
         advance(64)
-    assert screen.getvalue() == f"\rtraining         [{'#' * 20}{'.' * 20}] 64/128\n"
+    assert screen.getvalue() == f"\rtraining             [{'#' * 20}{'.' * 20}] 64/128\n"
