@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,9 +50,10 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     while (left := _left_over() - before) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.02)
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+    for what in left:
+        if what.startswith("process "):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(what.split()[1]), signal.SIGKILL)
     assert not left, f"left behind: {', '.join(sorted(left))}"
 
 

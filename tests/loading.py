@@ -107,16 +107,88 @@ def gone(pid: int) -> bool:
         return True
 
 
-def start_script(path: Path, text: str, **options: Any) -> subprocess.Popen[str]:
-    """Run a training script in a process group of its own."""
-    path.write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parent.parent)}
-    return subprocess.Popen(
-        [sys.executable, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        process_group=0,
-        **options,
-    )
+_LAUNCHER = """
+import os, sys
+import numpy, psutil, torch
+import penstock.loader
+import penstock as ps
+
+def launch():
+    for line in sys.stdin:
+        path = line.strip()
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            for fd, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(path + "." + name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), fd)
+            return path
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+path = launch()
+if path:
+    exec(compile(open(path).read(), path, "exec"))
+"""
+
+
+class Launcher:
+    """Runs training scripts, one at a time, each in a process group of its own; they need not import torch again."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parent.parent)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", _LAUNCHER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def start(self, path: Path, text: str) -> Script:
+        """Run a script that is written to this path."""
+        path.write_text(text)
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{path}\n")
+        self.process.stdin.flush()
+        return Script(self, path)
+
+    def line(self) -> int:
+        """The next number that it says."""
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+class Script:
+    """A script that runs."""
+
+    def __init__(self, launcher: Launcher, path: Path) -> None:
+        self._launcher = launcher
+        self._path = path
+        self.pid = launcher.line()
+
+    @property
+    def output(self) -> str:
+        """What it wrote so far."""
+        return self._read("out")
+
+    def _read(self, name: str) -> str:
+        file = Path(f"{self._path}.{name}")
+        return file.read_text() if file.exists() else ""
+
+    def first_line(self) -> str:
+        """What it says first."""
+        wait_until(lambda: "\n" in self.output or gone(self.pid))
+        assert "\n" in self.output, self._read("err")
+        return self.output.splitlines()[0]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end: exit code, what it wrote to the standard error."""
+        return self._launcher.line(), self._read("err")
