@@ -11,4 +11,5 @@ bench bench-quick: .venv-bench/ready
 	@status=0; \
 	for run in "contest" "contest --augment rand" opaque overhead startup; do \
 		.venv-bench/bin/python -m benchmarks.$$run $(if $(filter bench-quick,$@),--quick) || status=1; \
-	done; exit $$status
+	done; \
+	$(if $(filter bench-quick,$@),true,.venv-bench/bin/python -m benchmarks.report) && exit $$status
