@@ -89,7 +89,7 @@ class _TorchWork(Work):
 
     def run(self, request: Request, memory: Memory) -> Result:
         if self._start_failure is not None:
-            return Result(failure=self._start_failure, failed_row=request.rows[0])
+            return self._not_started(request)
         try:
             if request.crashed:
                 return self._crashed(request)
@@ -102,6 +102,9 @@ class _TorchWork(Work):
     @abstractmethod
     def _run(self, request: Request, memory: Memory) -> Result:
         """As `run`; may raise."""
+
+    def _not_started(self, request: Request) -> Result:
+        return Result(failure=self._start_failure, failed_row=request.rows[0])
 
     def _crashed(self, request: Request) -> Result:
         raise RuntimeError(f"DataLoader worker died every time it prepared {self.describe(request)}")
@@ -202,6 +205,7 @@ class StreamWork(_TorchWork):
         return Result(ended=True)
 
     def _begin(self, epoch: int, shared_seed: int | None) -> None:
+        self._epoch, self._done, self._ended = epoch, 0, True  # if what follows fails, there is nothing more to come
         if epoch and self.seeding == "sample":
             self._seed(sample_key(self.base_seed, epoch) >> 1)
         if isinstance(self.dataset, IterDataPipe):
@@ -210,7 +214,7 @@ class StreamWork(_TorchWork):
         self._fetcher: Any = _utils.fetch._IterableDatasetFetcher(
             self.dataset, self.auto_collation, self.collate_fn, self.drop_last
         )
-        self._epoch, self._done, self._ended = epoch, 0, False
+        self._ended = False
 
     def _fetch(self, wanted: list[None] | None) -> Any:
         try:
@@ -220,6 +224,10 @@ class StreamWork(_TorchWork):
             raise
         finally:
             self._done += 1
+
+    def _not_started(self, request: Request) -> Result:
+        told, self._epoch = self._epoch == request.payload[0], request.payload[0]
+        return Result(ended=True) if told else super()._not_started(request)
 
     def _crashed(self, request: Request) -> Result:
         """No worker can get past it: what follows it is lost, as it is with torch."""
