@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from penstock.demo.images import CLASSES, generate
+from penstock.demo.images import CLASSES, generate, place
 from penstock.errors import OptionError
 from penstock.terminal import progress
 
@@ -24,8 +24,10 @@ def run(folder: Path, per_class: int, epochs: int) -> None:
         raise OptionError(f"the demo needs at least 10 images per class, one of them for validation, not {per_class}")
     if epochs < 1:
         raise OptionError(f"the demo needs at least 1 epoch, not {epochs}")
-    with progress("making pictures", per_class * len(CLASSES)) as advance:
-        root = generate(folder, per_class, advance)
+    root = place(folder, per_class)
+    if not root.is_dir():
+        with progress("making pictures", per_class * len(CLASSES)) as advance:
+            generate(folder, per_class, advance)
     print(f"data set: {per_class * len(CLASSES):,} JPEG files of {len(CLASSES)} classes in {root}")
     sys.stdout.flush()
 

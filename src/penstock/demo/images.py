@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-__all__ = ["CLASSES", "generate", "picture"]
+__all__ = ["CLASSES", "generate", "picture", "place"]
 
 CLASSES = ("cross", "disc", "ring", "square", "star", "triangle")
 SIZES = ((500, 375), (375, 500), (480, 360), (640, 480), (400, 400))
@@ -29,12 +29,17 @@ _VERSION = 1
 Point = tuple[float, float]
 
 
+def place(root: Path, per_class: int) -> Path:
+    """Where `generate` puts the pictures."""
+    return root / f"penstock-demo-{_VERSION}-{per_class}"
+
+
 def generate(root: Path, per_class: int, done: Callable[[int], None] = lambda pictures: None) -> Path:
     """`root/penstock-demo-.../{train,val}/CLASS/NNNN.jpg`; one picture in ten is for validation.
 
     A folder that is there is used again: it appears only when it is complete. `done` hears of every picture.
     """
-    target = root / f"penstock-demo-{_VERSION}-{per_class}"
+    target = place(root, per_class)
     if target.is_dir():
         return target
     root.mkdir(parents=True, exist_ok=True)
