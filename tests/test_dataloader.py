@@ -619,8 +619,10 @@ def test_the_start_function_is_called_once_in_each_worker(tmp_path: Any) -> None
         with open(tmp_path / str(worker), "a") as file:
             file.write(f"{os.getpid()} {torch.initial_seed()}\n")
 
-    loader = ps.DataLoader(Squares(), 4, num_workers=2, worker_init_fn=start, persistent_workers=True)
-    for _ in range(3):
+    loader = ps.DataLoader(Made(pids, 40), 4, num_workers=2, worker_init_fn=start, persistent_workers=True)
+    while len({int(pid) for batch in loader for pid in batch}) < 2:
+        """The first worker can be through with an epoch before the second has started."""
+    for _ in range(2):
         list(loader)
     lines = [(tmp_path / str(worker)).read_text().splitlines() for worker in range(2)]
     assert [len(each) for each in lines] == [1, 1]
@@ -636,10 +638,9 @@ def pids(_: Any) -> int:
 
 def test_persistent_workers_stay() -> None:
     loader = ps.DataLoader(Made(pids, 40), 2, num_workers=2, persistent_workers=True)
-    epochs = [{int(pid) for batch in loader for pid in batch} for _ in range(3)]
-    assert epochs[0] == epochs[1] == epochs[2]
-    assert len(epochs[0]) == 2
-    assert os.getpid() not in epochs[0]
+    epochs = [{int(pid) for batch in loader for pid in batch} for _ in range(4)]
+    assert len(set.union(*epochs)) == 2
+    assert os.getpid() not in set.union(*epochs)
     fresh = ps.DataLoader(Made(pids, 40), 2, num_workers=2)
     epochs = [{int(pid) for batch in fresh for pid in batch} for _ in range(2)]
     assert not epochs[0] & epochs[1]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -300,14 +298,10 @@ class Killing:
         me = psutil.Process()
         chance = random.Random(3)
         while self.killed < self._most and not self._done.wait(chance.uniform(0.5, 1.5) * self._pause_s):
-            workers = [
-                grandchild
-                for child in me.children()
-                if child.pid not in self._before and child.name() == me.name()
-                for grandchild in child.children()
-            ]
-            if workers:
-                os.kill(chance.choice(workers).pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                templates = [child for child in me.children() if child.pid not in self._before]
+                workers = [worker for template in templates for worker in template.children()]
+                chance.choice(workers).kill()
                 self.killed += 1
 
 
