@@ -237,6 +237,7 @@ def test_a_new_epoch_is_not_held_up_by_a_worker_that_hangs_in_the_old_one() -> N
     def hangs(sample: Batch) -> Batch:
         if sample["x"] == 6:
             time.sleep(3600)
+        time.sleep(0.003)  # quicker ones are answered for several at once, here with the one that hangs
         return sample
 
     pipe = ps.arrays(x=np.arange(16)).map(hangs).batch(2)

@@ -9,7 +9,9 @@ become messages. `Config` is what the training process says at the start.
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
 import socket
 import sys
 from array import array
@@ -28,7 +30,7 @@ from penstock.schedule import BatchSpec, Deliver, Instruction, Scheduler
 from penstock.slots import Books
 from penstock.stats import Counters
 from penstock.view import View
-from penstock.wire import MOST_FDS, Channel
+from penstock.wire import MOST_FDS, Channel, ClosedError
 from penstock.work import SMALL_BYTES, BadSample, Failure, Request, Result, failure
 
 __all__ = ["Config", "main"]
@@ -37,6 +39,7 @@ _TASK_S = 0.01
 """What a tiny-batch should take: long beside the 0.1 ms a task costs to hand out, short beside a batch."""
 _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
+_FDS_PER_WORKER = 5
 _MANY = 64
 """How many batches may be prepared ahead where they are small and take under a millisecond."""
 _SPLIT_ABOVE_S = 0.02
@@ -414,11 +417,24 @@ def _bad_samples(results: Sequence[Result]) -> list[BadSample]:
     return sorted(found, key=lambda bad: bad.row)
 
 
+def _allow_descriptors(wanted: int) -> None:
+    """The usual limit of 1,024 is too low for hundreds of workers; the hard limit is far higher."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + 256:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted + 256, hard), hard))
+
+
 def main(fd: int) -> None:
     """The coordinator's whole life, on the connection to the training process."""
     trainer = Channel(socket.socket(fileno=fd))
-    config: Config = trainer.recv()
     keep_from_signals()
+    try:
+        config: Config = trainer.recv()
+    except ClosedError:  # interrupted while it started
+        return
+    gc.freeze()
+    gc.enable()
+    _allow_descriptors(_FDS_PER_WORKER * config.workers)
     sizes = None
     if config.sizes:
         with os.fdopen(trainer.take_fd(), "rb") as file:

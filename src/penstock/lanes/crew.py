@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import pickle
@@ -304,6 +305,7 @@ def _become_template(sock: socket.socket, work: bytes, sys_path: Sequence[str], 
                 with contextlib.suppress(OSError):  # the one that the folder was read through
                     os.close(fd)
         sys.path[:] = sys_path
+        gc.disable()
         template_main(sock, lambda: _loaded(work))
     except BaseException:  # nothing may unwind into the coordinator's loop
         sys.excepthook(*sys.exc_info())
@@ -326,7 +328,9 @@ def _loaded(work: bytes) -> Work:
             "or define functions and classes in a module that can be imported"
         ) from error
     assert isinstance(loaded, Work)
-    return loaded.load()
+    ready = loaded.load()
+    gc.enable()
+    return ready
 
 
 def _ended(pidfd: int, deadline: float) -> bool:
