@@ -37,6 +37,8 @@ __all__ = ["Config", "main"]
 
 _TASK_S = 0.01
 """What a tiny-batch should take: long beside the 0.1 ms a task costs to hand out, short beside a batch."""
+_OPAQUE_TASK_S = 0.04
+"""The same for parts of torch's batches: collating and handing on each of them costs 0.6 ms where caches are cold."""
 _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
 _FDS_PER_WORKER = 5
@@ -111,6 +113,7 @@ class Coordinator:
         self._outbox: list[tuple[Any, ...]] = []
         self._outbox_fds: list[int] = []
         self._cuttable = config.cut != "never"
+        self._task_s = _OPAQUE_TASK_S if config.cut == "known" else _TASK_S
         self._row_s = 0.0
         self._rows = config.order.batch if config.order else 1
         self._bytes = config.batch_bytes
@@ -388,12 +391,12 @@ class Coordinator:
         row_s = seconds / max(1, rows)
         self._row_s = 0.9 * self._row_s + 0.1 * row_s if self._row_s else row_s
         share = max(1, self._window() * self._rows // (2 * self._config.workers))
-        self._scheduler.grain = max(1, min(int(_TASK_S / max(self._row_s, 1e-9)), share))
+        self._scheduler.grain = max(1, min(int(self._task_s / max(self._row_s, 1e-9)), share))
         self._scheduler.lane_depth(lane, self._depth())
 
     def _depth(self) -> int:
         rows = self._scheduler.grain if self._cuttable else self._rows
-        return 2 if self._row_s * rows < _QUEUE_BELOW_S else 1
+        return 2 if self._row_s * rows < max(_QUEUE_BELOW_S, 1.5 * self._task_s) else 1
 
     def _snapshot(self) -> dict[str, Any]:
         return self._counters.snapshot(
