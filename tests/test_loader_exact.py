@@ -334,6 +334,12 @@ def test_more_large_batches_may_come_at_once_than_descriptors_fit_a_message() ->
     assert_same(epochs(pipe, workers=2, shuffle=False, prefetch=30)[0], expected)
 
 
+def _own_kib(pid: int) -> int:
+    """Memory that is not a file's; how many share a library's pages changes as other programs come and go."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+
+
 def test_memory_and_descriptors_stay_constant() -> None:
     import psutil
 
@@ -346,8 +352,8 @@ def test_memory_and_descriptors_stay_constant() -> None:
             if epoch in (0, 4):
                 pids = workers(loader, 2)
                 chain = [psutil.Process(), *psutil.Process().children(), *map(psutil.Process, pids)]
-                marks.append([(p.memory_full_info().uss, p.num_fds()) for p in chain])
+                marks.append([(_own_kib(p.pid), p.num_fds()) for p in chain])
         assert loader.stats()["batches"] == 5000
     for (memory, fds), (memory_later, fds_later) in zip(*marks, strict=True):
-        assert memory_later - memory < 2 << 20
+        assert memory_later - memory < 2048
         assert fds_later == fds
