@@ -21,8 +21,13 @@ _PATIENCE_S = 2.0
 
 
 def pytest_configure() -> None:
-    """Orphans of processes that tests start become children of this process, so that none goes unseen."""
+    """Orphans of processes that tests start become children of this process, so that none goes unseen.
+
+    And an interrupt is one, for those processes too: a shell that runs the tests in the background has it ignored.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
