@@ -141,15 +141,23 @@ def test_missing_tables_are_noticed(marker: int) -> None:
 def test_wrong_tables_are_noticed() -> None:
     data = jpegs.saved(jpegs.photo(40, 30))
     codes, quantisers, scan = place(data, 0xC4), place(data, 0xDB), place(data, 0xDA)
-    for at, value in (
+    more_codes = next(start + 4 for marker, start, _ in segments(data) if (marker, data[start + 4]) == (0xC4, 0x10))
+    for at, *values in (
         (codes, 0x02),  # a third table
-        (codes + 1, 3),  # three codes of one bit
+        (codes + 1, 5, 1, 0),  # five codes of one bit
         (codes + 17, 16),  # a DC size that does not exist
-        (codes + 16, 250),  # more codes than the segment holds
+        (more_codes + 16, 200),  # more codes than the segment holds
         (quantisers, 0x10),  # of 16 bits
         (scan + 2, 0x22),  # a table that no baseline file has
     ):
-        assert "tables" in refused(changed(data, at, value)), hex(value)
+        assert "tables" in refused(changed(data, at, *values)), values
+
+
+def test_a_scan_of_other_components_or_of_some_coefficients_is_refused() -> None:
+    data = jpegs.saved(jpegs.photo(40, 30))
+    scan = place(data, 0xDA)
+    for at, value in ((scan + 1, 2), (scan + 3, 9), (scan + 7, 1), (scan + 8, 62), (scan + 9, 1)):
+        assert "several scans" in refused(changed(data, at, value)), at - scan
 
 
 def test_a_file_cut_anywhere_is_refused() -> None:

@@ -30,7 +30,7 @@ REFUSALS = (
     "its chroma is subsampled otherwise than 4:4:4, 4:2:2, 4:4:0 or 4:2:0",
     "its colours are not YCbCr",
     "its tables are not a baseline JPEG's, or damaged",
-    "it has several scans",
+    "it has several scans, or an odd one",
     "its data does not agree with its header",
 )
 """Why the engine is not to have a file."""
