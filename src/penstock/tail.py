@@ -7,7 +7,8 @@
 The following is how a tail is meant to work. If the implementation differs, it is a bug.
 
 - Head and tail together give the batches of the whole pipeline, from the same draws: `normalize` bit for bit, noise
-  within 1e-6 of its deviation, spectra and mel bands within 1e-6 of each value, logarithms within 4e-6.
+  within 1e-6 of its deviation, spectra and mel bands within 1e-6 of each value that is more than 1e-12 of the largest,
+  logarithms within 4e-6.
 - A sample that an operator of the tail would refuse is refused in the head, under that operator's name.
 - Nothing waits for the device.
 
@@ -114,10 +115,12 @@ class Tail:
 
     def draw(self, seed: int, epoch: int, positions: Sequence[int]) -> NDArray[np.float64]:
         """[rows, units] for the samples at these positions: the same numbers as in the whole pipeline."""
+        if not self.units:
+            return np.empty((len(positions), 0))
         places = np.array(positions, np.int64)
         width = self.first_unit + self.units
         out = np.empty((len(places), width))
-        # Not native.units: its lists cost the training process 20 times as much.
+        # 22 microseconds for 256 rows of 12 draws; through the lists of native.units it would be 830.
         lib.ps_units(seed & _MASK, epoch, 0, places.ctypes.data, len(places), width, out.ctypes.data)
         return out[:, self.first_unit :]
 

@@ -1,9 +1,9 @@
 """Noise, spectra and mel bands of whole batches on a device; kernels/sound.py is the same for one clip on a CPU.
 
 Constants are made once; a call waits for nothing, compiles nothing that the first one did not, and takes memory of
-sizes that do not change. Spectra are computed in double precision, as on the CPU, since a logarithm would magnify the
-errors of single precision in quiet bands: silence beside a loud tone differed by a third of its level. The arithmetic
-is small beside the memory it moves, also where double precision is slow.
+sizes that do not change. Spectra are computed in double precision, as on the CPU, since a logarithm magnifies what is
+lost in quiet bands: beside a loud tone, those of torch.stft in single precision were 0.12 off. The arithmetic is small
+beside the memory it moves, also where double precision is slow.
 """
 
 from __future__ import annotations
