@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -53,7 +55,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, programs: in
     if DEVICE == "cpu":
         for module in (planes_module, cut_module):
             monkeypatch.setattr(module, "programs", lambda n: programs)
-            monkeypatch.setattr(module, "_TILE", (rows, columns))
+            monkeypatch.setattr(module, "TILE", (columns, rows))
 
 
 @pytest.fixture(autouse=True)
@@ -356,3 +358,34 @@ def view_of(crops: tuple[Viewing, ...], units: list[float], height: int, width: 
         units = units[crop.units :]
     assert view is not None
     return view
+
+
+# ---- the real compiler
+
+_COMPILE = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from penstock.kernels.triton import axes, cut, planes
+
+TYPES = {"area": "*u8", "table": "*i32", "out": "*u8", "height": "i32", "width": "i32"}
+TILE = dict(zip(("tile_columns", "tile_rows"), planes.TILE))
+for kernel, constants, options in (
+    (axes._weigh, {"block": 32}, {"num_warps": 1, "enable_fp_fusion": False}),
+    (planes._convert, TILE, {"num_warps": 4}),
+    (cut._pass, {"is_last": False, **TILE}, {"num_warps": 4}),
+    (cut._pass, {"is_last": True, **TILE}, {"num_warps": 4}),
+):
+    names = kernel.arg_names
+    places = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, {name: TYPES.get(name, "constexpr") for name in names}, places)
+    print(kernel.__name__, compile(source, GPUTarget("cuda", 90, 32), options).metadata.shared)
+"""
+
+
+def test_the_compiler_takes_the_kernels_and_leaves_each_pixel_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would move pixels through shared memory if it read along rows and wrote along columns, or the like."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    done = subprocess.run([sys.executable, "-c", _COMPILE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["_weigh", "0", "_convert", "0", "_pass", "0", "_pass", "0"]

@@ -42,7 +42,7 @@ def _weights(area: tl.tensor, row: tl.tensor, is_down: tl.constexpr) -> tl.tenso
 
 
 @triton.jit
-def _sizes(row: tl.tensor, is_down: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def _sizes(row: tl.tensor, is_down: tl.constexpr) -> tl.tuple:
     """Pixels of the box along an axis, and of what it is resized to."""
     if is_down:
         size = tl.load(row + _BOTTOM) - tl.load(row + _TOP)
@@ -54,7 +54,7 @@ def _sizes(row: tl.tensor, is_down: tl.constexpr) -> tuple[tl.tensor, tl.tensor]
 
 
 @triton.jit
-def axis_of(area: tl.tensor, row: tl.tensor, outputs: tl.tensor, is_down: tl.constexpr) -> tuple[tl.tensor, ...]:
+def axis_of(area: tl.tensor, row: tl.tensor, outputs: tl.tensor, is_down: tl.constexpr) -> tl.tuple:
     """An axis with its weights: where it is, its outputs, the most taps that one has, the first source pixel that it
     reads and the one after the last."""
     axis = _weights(area, row, is_down)

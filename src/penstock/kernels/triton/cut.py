@@ -17,12 +17,9 @@ import triton.language as tl
 
 from penstock.kernels.table import COLUMNS, Column
 from penstock.kernels.triton.axes import ONE, axis_of
-from penstock.kernels.triton.planes import programs
+from penstock.kernels.triton.planes import TILE, programs
 
 __all__ = ["cut"]
-
-_TILE = (16, 32)
-"""Rows and columns that a program of four warps makes at once."""
 
 _COLUMNS = tl.constexpr(COLUMNS)
 _DOWN_FIRST = tl.constexpr(Column.DOWN_FIRST.value)
@@ -35,9 +32,7 @@ def _rounded(sum: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _blend(
-    source: tl.tensor, step: tl.tensor, others: tl.tensor, axis: tuple[tl.tensor, ...], at: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _blend(source: tl.tensor, step: tl.tensor, others: tl.tensor, axis: tl.tuple, at: tl.tensor) -> tl.tuple:
     """Red, green and blue of the outputs `at` of an axis. The pixels that it reads lie `step` apart, and `others` says
     where along the other axis."""
     weights, outputs, taps, low, end = axis
@@ -57,20 +52,20 @@ def _blend(
 def _sweep(
     source: tl.tensor,
     pitch: tl.tensor,
-    axis: tuple[tl.tensor, ...],
+    axis: tl.tuple,
     target: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     is_down: tl.constexpr,
     is_last: tl.constexpr,
-    tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
+    tile_rows: tl.constexpr,
 ) -> None:
     """One pass of one sample, from rows of `pitch` pixels into `rows` x `columns`."""
     across = tl.cdiv(columns, tile_columns)
     for tile in range(tl.program_id(1), across * tl.cdiv(rows, tile_rows), tl.num_programs(1)):
-        y = ((tile // across) * tile_rows + tl.arange(0, tile_rows))[:, None]
-        x = ((tile % across) * tile_columns + tl.arange(0, tile_columns))[None, :]
+        x = ((tile % across) * tile_columns + tl.arange(0, tile_columns))[:, None]
+        y = ((tile // across) * tile_rows + tl.arange(0, tile_rows))[None, :]
         place, mask = y * columns + x, (y < rows) & (x < columns)
         y, x = tl.minimum(y, rows - 1), tl.minimum(x, columns - 1)
         if is_down:
@@ -93,8 +88,8 @@ def _pass(
     height: tl.tensor,
     width: tl.tensor,
     is_last: tl.constexpr,
-    tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
+    tile_rows: tl.constexpr,
 ) -> None:
     row = table + tl.program_id(0) * _COLUMNS
     across, down = axis_of(area, row, width, False), axis_of(area, row, height, True)
@@ -104,17 +99,17 @@ def _pass(
     box_rows, box_columns = down[4] - down[3], across[4] - across[3]
     if tl.load(row + _DOWN_FIRST) != 0:
         if is_last:
-            _sweep(between, box_columns, across, image, height, width, False, True, tile_rows, tile_columns)
+            _sweep(between, box_columns, across, image, height, width, False, True, tile_columns, tile_rows)
         else:
-            _sweep(pixels, box_columns, down, between, height, box_columns, True, False, tile_rows, tile_columns)
+            _sweep(pixels, box_columns, down, between, height, box_columns, True, False, tile_columns, tile_rows)
     elif is_last:
-        _sweep(between, width, down, image, height, width, True, True, tile_rows, tile_columns)
+        _sweep(between, width, down, image, height, width, True, True, tile_columns, tile_rows)
     else:
-        _sweep(pixels, box_columns, across, between, box_rows, width, False, False, tile_rows, tile_columns)
+        _sweep(pixels, box_columns, across, between, box_rows, width, False, False, tile_columns, tile_rows)
 
 
 def cut(area: torch.Tensor, table: torch.Tensor, n: int, out: torch.Tensor) -> None:
     """Writes the cuts of the samples in the first n rows of the table to the first n images of `out`, dense."""
     height, width = out.shape[1:3]
     for is_last in (False, True):
-        _pass[(n, programs(n))](area, table, out, height, width, is_last, *_TILE, num_warps=4, num_stages=1)
+        _pass[(n, programs(n))](area, table, out, height, width, is_last, *TILE, num_warps=4, num_stages=1)

@@ -15,10 +15,11 @@ import triton.language as tl
 from penstock.kernels.table import COLUMNS, Column, Kind
 from penstock.kernels.triton.axes import axis_of
 
-__all__ = ["convert", "programs"]
+__all__ = ["TILE", "convert", "programs"]
 
-_TILE = (16, 32)
-"""Pixels of a tile, and so of one step of a program of four warps."""
+TILE = (32, 16)
+"""Columns and rows that a program of four warps makes at once. Columns stand first, for Triton's compiler gives a warp
+the first axis where it cannot tell which of them is contiguous."""
 
 _COLUMNS = tl.constexpr(COLUMNS)
 _KIND, _ORIENTATION = tl.constexpr(Column.KIND.value), tl.constexpr(Column.ORIENTATION.value)
@@ -41,7 +42,7 @@ def _packed(red: tl.tensor, green: tl.tensor, blue: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _neighbour(at: tl.tensor, sub: tl.tensor, size: tl.tensor, smooth: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def _neighbour(at: tl.tensor, sub: tl.tensor, size: tl.tensor, smooth: tl.tensor) -> tl.tuple:
     """The chroma sample that pixels lie in, and the one they lie next to; the same where nothing is interpolated."""
     near = at >> (sub >> 1)
     far = tl.minimum(tl.maximum(near + 2 * (at & 1) - 1, 0), size - 1)
@@ -49,7 +50,7 @@ def _neighbour(at: tl.tensor, sub: tl.tensor, size: tl.tensor, smooth: tl.tensor
 
 
 @triton.jit
-def _chroma(plane: tl.tensor, places: tuple[tl.tensor, ...], bias: tl.tensor) -> tl.tensor:
+def _chroma(plane: tl.tensor, places: tl.tuple, bias: tl.tensor) -> tl.tensor:
     """Three quarters of the nearer and a quarter of the farther column, of both columns' rows likewise; less 128."""
     near_near, far_near, near_far, far_far = places
     near = 3 * tl.load(plane + near_near).to(tl.int32) + tl.load(plane + far_near)
@@ -58,19 +59,20 @@ def _chroma(plane: tl.tensor, places: tuple[tl.tensor, ...], bias: tl.tensor) ->
 
 
 @triton.jit
-def _image(area: tl.tensor, row: tl.tensor) -> tuple[tl.tensor, ...]:
+def _image(area: tl.tensor, row: tl.tensor) -> tl.tuple:
     """What the table says of the stored image; loaded once, because a tile's work is no more than a few loads."""
+    kind, pitch, plane = tl.load(row + _KIND), tl.load(row + _PITCH0), area + tl.load(row + _PLANE0)
+    pitch1, plane1, plane2 = tl.load(row + _PITCH1), area + tl.load(row + _PLANE1), area + tl.load(row + _PLANE2)
     sub_x, sub_y = tl.load(row + _SUB_X), tl.load(row + _SUB_Y)
-    wide, high = tl.load(row + _WIDTH) + sub_x - 1, tl.load(row + _HEIGHT) + sub_y - 1
-    size = wide >> (sub_x >> 1), high >> (sub_y >> 1)  # 1, 2 and 4 are shifts by 0, 1 and 2
-    planes = area + tl.load(row + _PLANE0), area + tl.load(row + _PLANE1), area + tl.load(row + _PLANE2)
-    return tl.load(row + _KIND), tl.load(row + _PITCH0), tl.load(row + _PITCH1), sub_x, sub_y, size, planes
+    wide = (tl.load(row + _WIDTH) + sub_x - 1) >> (sub_x >> 1)  # 1, 2 and 4 are shifts by 0, 1 and 2
+    high = (tl.load(row + _HEIGHT) + sub_y - 1) >> (sub_y >> 1)
+    return kind, pitch, plane, pitch1, plane1, plane2, sub_x, sub_y, wide, high
 
 
 @triton.jit
-def _colours(image: tuple[tl.tensor, ...], y: tl.tensor, r: tl.tensor, c: tl.tensor) -> tl.tensor:
+def _colours(image: tl.tuple, y: tl.tensor, r: tl.tensor, c: tl.tensor) -> tl.tensor:
     """Pixels of brightness y at rows r and columns c of the stored image."""
-    _, _, pitch, sub_x, sub_y, (wide, high), (_, plane1, plane2) = image
+    _, _, _, pitch, plane1, plane2, sub_x, sub_y, wide, high = image
     # libjpeg-turbo interpolates 2:1 only, along both axes or neither, and across only if there are three samples
     smooth_x = (sub_x == 2) & (sub_y <= 2) & (wide > 2)
     smooth_y = (sub_y == 2) & ((sub_x == 1) | smooth_x)
@@ -89,9 +91,9 @@ def _colours(image: tuple[tl.tensor, ...], y: tl.tensor, r: tl.tensor, c: tl.ten
 
 
 @triton.jit
-def _pixels(image: tuple[tl.tensor, ...], r: tl.tensor, c: tl.tensor) -> tl.tensor:
+def _pixels(image: tl.tuple, r: tl.tensor, c: tl.tensor) -> tl.tensor:
     """The pixels at rows r and columns c of the stored image; one lies along the first axis, one along the second."""
-    kind, pitch, _, _, _, _, (plane, _, _) = image
+    kind, pitch, plane, _, _, _, _, _, _, _ = image
     if kind == _RGB:
         place = plane + (r * pitch + 3 * c)
         red, green = tl.load(place).to(tl.int32), tl.load(place + 1).to(tl.int32)
@@ -104,14 +106,19 @@ def _pixels(image: tuple[tl.tensor, ...], r: tl.tensor, c: tl.tensor) -> tl.tens
     return pixels
 
 
+@triton.jit
+def _mirrored(at: tl.tensor, last: tl.tensor, mirror: tl.tensor) -> tl.tensor:
+    return tl.where(mirror, last - at, at)
+
+
 @triton.jit(do_not_specialize=["height", "width"], do_not_specialize_on_alignment=["area", "table"])
 def _convert(
     area: tl.tensor,
     table: tl.tensor,
     height: tl.tensor,
     width: tl.tensor,
-    tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
+    tile_rows: tl.constexpr,
 ) -> None:
     row = table + tl.program_id(0) * _COLUMNS
     image = _image(area, row)
@@ -125,17 +132,15 @@ def _convert(
     from_right = (turn == 2) | (turn == 3) | (turn == 7) | (turn == 8)
     across = tl.cdiv(columns, tile_columns)
     for tile in range(tl.program_id(1), across * tl.cdiv(bottom - top, tile_rows), tl.num_programs(1)):
-        y = (tile // across) * tile_rows + tl.arange(0, tile_rows)
-        x = (tile % across) * tile_columns + tl.arange(0, tile_columns)
-        up_y, up_x = box_top + tl.minimum(top + y, bottom - 1), box_left + tl.minimum(left + x, right - 1)
+        x = ((tile % across) * tile_columns + tl.arange(0, tile_columns))[:, None]
+        y = ((tile // across) * tile_rows + tl.arange(0, tile_rows))[None, :]
+        place, mask = y * columns + x, (x < columns) & (y < bottom - top)
+        x, y = box_left + tl.minimum(left + x, right - 1), box_top + tl.minimum(top + y, bottom - 1)
         if turn < 5:  # as `decode.oriented`: mirror what is stored, then turn it
-            r, c = tl.where(from_below, last_r - up_y, up_y), tl.where(from_right, last_c - up_x, up_x)
-            pixels = _pixels(image, r[:, None], c[None, :])
+            pixels = _pixels(image, _mirrored(y, last_r, from_below), _mirrored(x, last_c, from_right))
         else:
-            r, c = tl.where(from_below, last_r - up_x, up_x), tl.where(from_right, last_c - up_y, up_y)
-            pixels = _pixels(image, r[None, :], c[:, None])
-        mask = (y < bottom - top)[:, None] & (x < columns)[None, :]
-        tl.store(out + (y[:, None] * columns + x[None, :]), pixels, mask=mask)
+            pixels = _pixels(image, _mirrored(x, last_r, from_below), _mirrored(y, last_c, from_right))
+        tl.store(out + place, pixels, mask=mask)
 
 
 def programs(n: int) -> int:
@@ -146,4 +151,4 @@ def programs(n: int) -> int:
 def convert(area: torch.Tensor, table: torch.Tensor, n: int, height: int, width: int) -> None:
     """Converts what `cut` needs for results of height x width, of the samples in the first n rows of the table."""
     grid = (n, programs(n))
-    _convert[grid](area, table, height, width, *_TILE, num_warps=4, num_stages=1)
+    _convert[grid](area, table, height, width, *TILE, num_warps=4, num_stages=1)
