@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.schedule import Assign, BatchSpec, Deliver, Instruction, Piece, Scheduler
+from penstock.schedule import Assign, BatchSpec, Deliver, Dismiss, End, Instruction, Piece, Scheduler
 
 LIMIT = 3
 
@@ -28,7 +28,11 @@ class Batch:
     redo: set[int] = field(default_factory=set)
     filled: Counter[int] = field(default_factory=Counter)
     blame: Counter[frozenset[int]] = field(default_factory=Counter)
+    returned: set[int] = field(default_factory=set)
+    """Rows that a lane of the large end gave back."""
     cancelled: bool = False
+    stranded: End | None = None
+    """What was said of it."""
 
     def __post_init__(self) -> None:
         self.fresh = set(range(self.spec.rows))
@@ -39,6 +43,22 @@ class Batch:
     @property
     def complete(self) -> bool:
         return len(self.filled) == self.spec.rows
+
+    @property
+    def waiting(self) -> set[int]:
+        return self.fresh | self.redo
+
+    def tie(self, row: int) -> End | None:
+        """The end whose lanes alone may take the row now."""
+        if self.whole:
+            return "small" if self.spec.lane is None else None
+        if row in self.returned:
+            return "small"
+        return None if self.spec.large is None else "large" if self.spec.large[row] else "small"
+
+    def waits_for(self, end: End) -> bool:
+        """Rows wait that lanes of this end may take."""
+        return self.spec.lane is None and any(self.tie(row) in (None, end) for row in self.waiting)
 
 
 class Laws(RuleBasedStateMachine):
@@ -51,7 +71,12 @@ class Laws(RuleBasedStateMachine):
         self.scheduler = Scheduler(order=self.order, blame_limit=LIMIT)
         self.lanes: dict[int, dict[int, list[Piece | None]]] = {}
         self.depth: dict[int, int] = {}
-        self.large_end: dict[int, bool] = {}
+        self.end: dict[int, End] = {}
+        self.grain: dict[int, int | None] = {}
+        self.retired: set[int] = set()
+        self.expected: dict[int, End] = {}
+        """Lanes that are there, or to be replaced."""
+        self.gone: set[End] = set()
         self.batches: dict[int, Batch] = {}
         self.seq = 0
         self.told = True
@@ -69,13 +94,35 @@ class Laws(RuleBasedStateMachine):
     def on_lanes(self, seq: int) -> list[int]:
         return [row for *_, piece in self.running() if piece.seq == seq for row in piece.rows]
 
+    def alive(self) -> list[Batch]:
+        return [batch for batch in self.batches.values() if not batch.cancelled]
+
+    def has_room(self, lane: int) -> bool:
+        return lane not in self.retired and len(self.lanes[lane]) < self.depth[lane]
+
+    def keep(self, batch: Batch) -> int:
+        """Fresh rows that lanes of the small end must leave."""
+        active = any(self.end[n] == "large" and self.depth[n] and n not in self.retired for n in self.lanes)
+        oldest = next((other for other in self.alive() if other.waits_for("large")), None)
+        shared = batch.spec.large is None and not batch.whole and not batch.returned
+        return self.scheduler.threshold.rows if active and shared and batch is oldest else 0
+
     def obey(self, instructions: list[Instruction]) -> None:
         self.told = True
         for instruction in instructions:
             if isinstance(instruction, Deliver):
                 self.delivered(instruction)
-            else:
+            elif isinstance(instruction, Assign):
                 self.assigned(instruction)
+            elif isinstance(instruction, Dismiss):
+                self.retired.remove(instruction.lane)
+                assert not self.lanes.pop(instruction.lane)
+            else:
+                batch = self.batches[instruction.seq]
+                assert any(batch.tie(row) == instruction.end for row in batch.waiting)
+                assert instruction.end in self.gone
+                assert instruction.end != batch.stranded
+                batch.stranded = instruction.end
 
     def delivered(self, deliver: Deliver) -> None:
         batch = self.batches.pop(deliver.seq)
@@ -87,13 +134,15 @@ class Laws(RuleBasedStateMachine):
     def assigned(self, assign: Assign) -> None:
         tasks = self.lanes[assign.lane]
         assert assign.task not in tasks
-        assert len(tasks) < self.depth[assign.lane]
+        assert self.has_room(assign.lane)
         assert assign.pieces
         for piece in assign.pieces:
             self.check_piece(assign, piece)
             tasks.setdefault(assign.task, []).append(piece)
         rows = [len(piece.rows) for piece in assign.pieces]
-        assert sum(rows[:-1]) < self.scheduler.grain, "no more batches once the grain is reached"
+        grain = self.grain[assign.lane] or self.scheduler.grain
+        assert sum(rows[:-1]) < grain, "no more batches once the grain is reached"
+        assert sum(rows) <= grain or assign.pieces[-1].whole
 
     def check_piece(self, assign: Assign, piece: Piece) -> None:
         batch = self.batches[piece.seq]
@@ -102,6 +151,8 @@ class Laws(RuleBasedStateMachine):
         assert len(rows) == len(piece.rows)
         assert not batch.cancelled
         assert batch.spec.lane in (None, assign.lane)
+        assert {batch.tie(row) for row in rows} == {piece.end}
+        assert piece.end in (None, self.end[assign.lane])
         assert piece.whole == batch.whole
         assert rows <= batch.fresh | batch.redo, "waiting: neither on another lane nor filled"
         assert not piece.whole or rows == set(range(batch.spec.rows))
@@ -111,17 +162,20 @@ class Laws(RuleBasedStateMachine):
             assert len(assign.pieces) == 1, "what is blamed runs alone"
             assert piece.whole or len(rows) == 1
         if rows <= batch.fresh and not piece.whole:
-            self.check_end(assign.lane, batch, rows)
+            self.check_end(self.end[assign.lane], batch, rows)
         batch.fresh -= rows
         batch.redo -= rows
 
-    def check_end(self, lane: int, batch: Batch, rows: set[int]) -> None:
+    def check_end(self, end: End, batch: Batch, rows: set[int]) -> None:
         sizes = batch.spec.sizes or range(batch.spec.rows)
-        mine, others = [sizes[row] for row in rows], [sizes[row] for row in batch.fresh - rows]
-        if others and self.large_end[lane]:
+        left = batch.fresh - rows
+        mine, others = [sizes[row] for row in rows], [sizes[row] for row in left if batch.tie(row) in (None, end)]
+        if others and end == "large":
             assert min(mine) >= max(others)
         elif others:
             assert max(mine) <= min(others)
+        if end == "small" and batch.spec.lane is None:
+            assert len(left) >= self.keep(batch), "the last rows are left to the large end"
 
     # events
 
@@ -130,30 +184,66 @@ class Laws(RuleBasedStateMachine):
         sizes=st.none() | st.lists(st.integers(0, 5), min_size=9, max_size=9),
         whole=st.booleans(),
         lane=st.none() | st.none() | st.integers(0, 3),
+        large=st.none() | st.none() | st.lists(st.booleans(), min_size=9, max_size=9),
         gap=st.integers(1, 3),
     )
-    def open(self, rows: int, sizes: list[int] | None, whole: bool, lane: int | None, gap: int) -> None:
-        spec = BatchSpec(self.seq, rows, None, sizes and sizes[:rows], whole, lane)
+    def open(
+        self,
+        rows: int,
+        sizes: list[int] | None,
+        whole: bool,
+        lane: int | None,
+        large: list[bool] | None,
+        gap: int,
+    ) -> None:
+        tied = large[:rows] if large and lane is None else None
+        spec = BatchSpec(self.seq, rows, None, sizes and sizes[:rows], whole, lane, tied)
         self.batches[self.seq] = Batch(spec, whole)
         self.seq += gap
         self.obey(self.scheduler.batch_opened(spec))
 
-    @rule(lane=st.integers(0, 3), depth=st.integers(1, 3), large_end=st.booleans())
-    def join(self, lane: int, depth: int, large_end: bool) -> None:
+    @rule(
+        lane=st.integers(0, 3), depth=st.integers(1, 3), large_end=st.booleans(), grain=st.none() | st.integers(1, 12)
+    )
+    def join(self, lane: int, depth: int, large_end: bool, grain: int | None) -> None:
         if lane in self.lanes:
             return
-        self.lanes[lane], self.depth[lane], self.large_end[lane] = {}, depth, large_end
-        self.obey(self.scheduler.lane_joined(lane, depth=depth, large_end=large_end))
+        end: End = "large" if large_end else "small"
+        self.lanes[lane], self.depth[lane], self.end[lane], self.grain[lane] = {}, depth, end, grain
+        if self.expected.get(lane) != end:
+            self.forget(lane)
+            self.expected[lane] = end
+            self.gone.discard(end)
+        self.obey(self.scheduler.lane_joined(lane, depth=depth, large_end=large_end, grain=grain))
+
+    def stranded_ends(self, batch: Batch) -> set[End]:
+        return {end for row in batch.waiting if (end := batch.tie(row)) in self.gone}
+
+    def forget(self, lane: int) -> None:
+        end = self.expected.pop(lane, None)
+        if end is not None and end not in self.expected.values():
+            self.gone.add(end)
 
     @precondition(lambda self: self.lanes)
-    @rule(data=st.data(), blame=st.integers(0, 3))
-    def lose(self, data: st.DataObject, blame: int) -> None:
+    @rule(data=st.data(), blame=st.integers(0, 3), for_good=st.booleans())
+    def lose(self, data: st.DataObject, blame: int, for_good: bool) -> None:
         lane = data.draw(st.sampled_from(sorted(self.lanes)))
+        self.retired.discard(lane)
+        if for_good:
+            self.forget(lane)
         for position, pieces in enumerate(self.lanes.pop(lane).values()):
             for piece in pieces:
                 if piece is not None:
                     self.back(piece, blame if position == 0 else 0)
-        self.obey(self.scheduler.lane_lost(lane, blame=blame))
+        self.obey(self.scheduler.lane_lost(lane, blame=blame, for_good=for_good))
+
+    @precondition(lambda self: set(self.lanes) - self.retired)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        lane = data.draw(st.sampled_from(sorted(set(self.lanes) - self.retired)))
+        self.retired.add(lane)
+        self.forget(lane)
+        self.obey(self.scheduler.lane_retired(lane))
 
     def back(self, piece: Piece, blame: int) -> None:
         batch = self.batches[piece.seq]
@@ -181,6 +271,28 @@ class Laws(RuleBasedStateMachine):
             batch.filled.update(piece.rows)
         self.obey(self.scheduler.piece_done(lane, task, index))
 
+    def returnable(self) -> list[tuple[int, int, int, Piece]]:
+        return [
+            place
+            for place in self.running()
+            if self.end[place[0]] == "large" and self.batches[place[3].seq].spec.lane is None
+        ]
+
+    @precondition(lambda self: self.returnable())
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        lane, task, index, piece = data.draw(st.sampled_from(self.returnable()))
+        returned = data.draw(st.sets(st.sampled_from(piece.rows), min_size=1))
+        batch = self.batches[piece.seq]
+        self.ended(lane, task, index)
+        batch.returned |= returned
+        if batch.whole and not piece.whole:
+            self.begin_when_quiet(piece.seq)
+        else:
+            batch.redo |= returned
+            batch.filled.update(set(piece.rows) - returned)
+        self.obey(self.scheduler.piece_done(lane, task, index, returned=returned))
+
     @precondition(lambda self: self.running())
     @rule(data=st.data())
     def refuse(self, data: st.DataObject) -> None:
@@ -188,6 +300,7 @@ class Laws(RuleBasedStateMachine):
         batch = self.batches[piece.seq]
         self.ended(lane, task, index)
         batch.whole, batch.fresh, batch.redo, batch.filled = True, set(), set(), Counter()
+        batch.stranded = None
         self.begin_when_quiet(piece.seq)
         self.obey(self.scheduler.piece_refused(lane, task, index))
 
@@ -206,7 +319,7 @@ class Laws(RuleBasedStateMachine):
         self.scheduler.cancel()
 
     @precondition(lambda self: self.lanes)
-    @rule(data=st.data(), depth=st.integers(1, 3))
+    @rule(data=st.data(), depth=st.integers(0, 3))
     def deepen(self, data: st.DataObject, depth: int) -> None:
         lane = data.draw(st.sampled_from(sorted(self.lanes)))
         self.depth[lane] = depth
@@ -216,6 +329,19 @@ class Laws(RuleBasedStateMachine):
     @rule(grain=st.integers(1, 12))
     def regrain(self, grain: int) -> None:
         self.scheduler.grain = grain
+
+    @precondition(lambda self: self.lanes)
+    @rule(data=st.data(), grain=st.integers(1, 12))
+    def regrain_lane(self, data: st.DataObject, grain: int) -> None:
+        lane = data.draw(st.sampled_from(sorted(self.lanes)))
+        self.grain[lane] = grain
+        self.scheduler.lane_grain(lane, grain)
+
+    @rule(rows=st.integers(0, 9))
+    def leave_last(self, rows: int) -> None:
+        """The search would take many batches to get there."""
+        self.scheduler.threshold.rows = rows
+        self.told = False
 
     # what is always so
 
@@ -243,20 +369,45 @@ class Laws(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_that_could_go(self) -> None:
-        alive = [batch for batch in self.batches.values() if not batch.cancelled]
+        alive = self.alive()
         if self.order == "ready":
             assert not any(batch.complete for batch in alive)
         elif alive:
             assert not min(alive, key=lambda batch: batch.spec.seq).complete
-        room = {lane for lane, tasks in self.lanes.items() if len(tasks) < self.depth[lane]}
-        for batch in alive:
-            if self.told and (batch.fresh or batch.redo):
-                assert not room if batch.spec.lane is None else batch.spec.lane not in room
+        room = {lane for lane in self.lanes if self.has_room(lane)}
+        for batch in alive if self.told else []:
+            if batch.spec.lane is not None:
+                assert not batch.waiting or batch.spec.lane not in room
+                continue
+            if batch.waits_for("large"):
+                assert not any(self.end[lane] == "large" for lane in room)
+            if batch.waits_for("small") and (batch.redo or len(batch.fresh) > self.keep(batch)):
+                assert not any(self.end[lane] == "small" for lane in room)
+
+    @invariant()
+    def none_is_kept_that_has_done_its_work(self) -> None:
+        assert all(self.lanes[lane] for lane in self.retired)
+
+    @invariant()
+    def what_cannot_go_on_is_named(self) -> None:
+        for batch in self.alive():
+            ends = self.stranded_ends(batch)
+            assert bool(ends) == (batch.stranded in ends)
+            batch.stranded = batch.stranded if ends else None
 
     def teardown(self) -> None:
         """Whatever happened: lanes that work bring every batch to its end."""
-        for lane in range(4):
-            self.join(lane, 2, False)
+        for lane in self.lanes:
+            self.depth[lane] = 2
+            self.scheduler.lane_depth(lane, 2)
+        while absent := [lane for lane in range(6) if lane not in self.lanes]:
+            for lane in absent:
+                self.join(lane, 2, lane == 5, None)
+            self.finish()
+        self.books_agree()
+        assert not self.batches
+
+    def finish(self) -> None:
         while running := self.running():
             lane, task, index, piece = running[0]
             batch = self.batches[piece.seq]
@@ -266,8 +417,6 @@ class Laws(RuleBasedStateMachine):
             else:
                 batch.filled.update(piece.rows)
             self.obey(self.scheduler.piece_done(lane, task, index))
-        self.books_agree()
-        assert not self.batches
 
 
 class ReadyLaws(Laws):
