@@ -423,6 +423,316 @@ class ReadyLaws(Laws):
     order = "ready"
 
 
+class TogetherLaws(Laws):
+    """From the start there are lanes of both ends, and the last rows are left to the large one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leave_last(4)
+        self.join(0, 2, False, 1)
+        self.join(1, 1, True, 2)
+
+
+TestPlan = Laws.TestCase
+TestReady = ReadyLaws.TestCase
+TestTogether = TogetherLaws.TestCase
+TestPlan.settings = TestReady.settings = TestTogether.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)
+
+
+def assigned(self, assign: Assign) -> None:
+        tasks = self.lanes[assign.lane]
+        assert assign.task not in tasks
+        assert self.has_room(assign.lane)
+        assert assign.pieces
+        for piece in assign.pieces:
+            self.check_piece(assign, piece)
+            tasks.setdefault(assign.task, []).append(piece)
+        rows = [len(piece.rows) for piece in assign.pieces]
+        grain = self.grain[assign.lane] or self.scheduler.grain
+        assert sum(rows[:-1]) < grain, "no more batches once the grain is reached"
+        assert sum(rows) <= grain or assign.pieces[-1].whole
+
+    def check_piece(self, assign: Assign, piece: Piece) -> None:
+        batch = self.batches[piece.seq]
+        rows = set(piece.rows)
+        assert rows
+        assert len(rows) == len(piece.rows)
+        assert not batch.cancelled
+        assert batch.spec.lane in (None, assign.lane)
+        assert {batch.tie(row) for row in rows} == {piece.end}
+        assert piece.end in (None, self.end[assign.lane])
+        assert piece.whole == batch.whole
+        assert rows <= batch.fresh | batch.redo, "waiting: neither on another lane nor filled"
+        assert not piece.whole or rows == set(range(batch.spec.rows))
+        blame = batch.blame[frozenset(rows)]
+        assert piece.crashed == (blame >= LIMIT)
+        if any(row in key for key in batch.blame for row in rows) and blame:
+            assert len(assign.pieces) == 1, "what is blamed runs alone"
+            assert piece.whole or len(rows) == 1
+        if rows <= batch.fresh and not piece.whole:
+            self.check_end(self.end[assign.lane], batch, rows)
+        batch.fresh -= rows
+        batch.redo -= rows
+
+    def check_end(self, end: End, batch: Batch, rows: set[int]) -> None:
+        sizes = batch.spec.sizes or range(batch.spec.rows)
+        left = batch.fresh - rows
+        mine, others = [sizes[row] for row in rows], [sizes[row] for row in left if batch.tie(row) in (None, end)]
+        if others and end == "large":
+            assert min(mine) >= max(others)
+        elif others:
+            assert max(mine) <= min(others)
+        if end == "small" and batch.spec.lane is None:
+            assert len(left) >= self.keep(batch), "the last rows are left to the large end"
+
+    # events
+
+    @rule(
+        rows=st.integers(0, 9),
+        sizes=st.none() | st.lists(st.integers(0, 5), min_size=9, max_size=9),
+        whole=st.booleans(),
+        lane=st.none() | st.none() | st.integers(0, 3),
+        large=st.none() | st.none() | st.lists(st.booleans(), min_size=9, max_size=9),
+        gap=st.integers(1, 3),
+    )
+    def open(
+        self,
+        rows: int,
+        sizes: list[int] | None,
+        whole: bool,
+        lane: int | None,
+        large: list[bool] | None,
+        gap: int,
+    ) -> None:
+        tied = large[:rows] if large and lane is None else None
+        spec = BatchSpec(self.seq, rows, None, sizes and sizes[:rows], whole, lane, tied)
+        self.batches[self.seq] = Batch(spec, whole)
+        self.seq += gap
+        self.obey(self.scheduler.batch_opened(spec))
+
+    @rule(
+        lane=st.integers(0, 3), depth=st.integers(1, 3), large_end=st.booleans(), grain=st.none() | st.integers(1, 12)
+    )
+    def join(self, lane: int, depth: int, large_end: bool, grain: int | None) -> None:
+        if lane in self.lanes:
+            return
+        end: End = "large" if large_end else "small"
+        self.lanes[lane], self.depth[lane], self.end[lane], self.grain[lane] = {}, depth, end, grain
+        if self.expected.get(lane) != end:
+            self.forget(lane)
+            self.expected[lane] = end
+            self.gone.discard(end)
+        self.obey(self.scheduler.lane_joined(lane, depth=depth, large_end=large_end, grain=grain))
+
+    def stranded_ends(self, batch: Batch) -> set[End]:
+        return {end for row in batch.waiting if (end := batch.tie(row)) in self.gone}
+
+    def forget(self, lane: int) -> None:
+        end = self.expected.pop(lane, None)
+        if end is not None and end not in self.expected.values():
+            self.gone.add(end)
+
+    @precondition(lambda self: self.lanes)
+    @rule(data=st.data(), blame=st.integers(0, 3), for_good=st.booleans())
+    def lose(self, data: st.DataObject, blame: int, for_good: bool) -> None:
+        lane = data.draw(st.sampled_from(sorted(self.lanes)))
+        self.retired.discard(lane)
+        if for_good:
+            self.forget(lane)
+        for position, pieces in enumerate(self.lanes.pop(lane).values()):
+            for piece in pieces:
+                if piece is not None:
+                    self.back(piece, blame if position == 0 else 0)
+        self.obey(self.scheduler.lane_lost(lane, blame=blame, for_good=for_good))
+
+    @precondition(lambda self: set(self.lanes) - self.retired)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        lane = data.draw(st.sampled_from(sorted(set(self.lanes) - self.retired)))
+        self.retired.add(lane)
+        self.forget(lane)
+        self.obey(self.scheduler.lane_retired(lane))
+
+    def back(self, piece: Piece, blame: int) -> None:
+        batch = self.batches[piece.seq]
+        if batch.whole and not piece.whole:
+            self.begin_when_quiet(piece.seq)
+            return
+        batch.redo |= set(piece.rows)
+        if blame:
+            for rows in [piece.rows] if piece.whole else [(row,) for row in piece.rows]:
+                batch.blame[frozenset(rows)] += blame
+
+    def begin_when_quiet(self, seq: int) -> None:
+        if not self.on_lanes(seq):
+            self.batches[seq].begin_whole()
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def done(self, data: st.DataObject) -> None:
+        lane, task, index, piece = data.draw(st.sampled_from(self.running()))
+        batch = self.batches[piece.seq]
+        self.ended(lane, task, index)
+        if batch.whole and not piece.whole:
+            self.begin_when_quiet(piece.seq)
+        else:
+            batch.filled.update(piece.rows)
+        self.obey(self.scheduler.piece_done(lane, task, index))
+
+    def returnable(self) -> list[tuple[int, int, int, Piece]]:
+        return [
+            place
+            for place in self.running()
+            if self.end[place[0]] == "large" and self.batches[place[3].seq].spec.lane is None
+        ]
+
+    @precondition(lambda self: self.returnable())
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        lane, task, index, piece = data.draw(st.sampled_from(self.returnable()))
+        returned = data.draw(st.sets(st.sampled_from(piece.rows), min_size=1))
+        batch = self.batches[piece.seq]
+        self.ended(lane, task, index)
+        batch.returned |= returned
+        if batch.whole and not piece.whole:
+            self.begin_when_quiet(piece.seq)
+        else:
+            batch.redo |= returned
+            batch.filled.update(set(piece.rows) - returned)
+        self.obey(self.scheduler.piece_done(lane, task, index, returned=returned))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        lane, task, index, piece = data.draw(st.sampled_from(self.running()))
+        batch = self.batches[piece.seq]
+        self.ended(lane, task, index)
+        batch.whole, batch.fresh, batch.redo, batch.filled = True, set(), set(), Counter()
+        batch.stranded = None
+        self.begin_when_quiet(piece.seq)
+        self.obey(self.scheduler.piece_refused(lane, task, index))
+
+    def ended(self, lane: int, task: int, index: int) -> None:
+        pieces = self.lanes[lane][task]
+        pieces[index] = None
+        if not any(pieces):
+            del self.lanes[lane][task]
+
+    @rule(never=st.integers(0, 4))
+    def cancel(self, never: int) -> None:
+        if never:
+            return
+        for batch in self.batches.values():
+            batch.cancelled = True
+        self.scheduler.cancel()
+
+    @precondition(lambda self: self.lanes)
+    @rule(data=st.data(), depth=st.integers(0, 3))
+    def deepen(self, data: st.DataObject, depth: int) -> None:
+        lane = data.draw(st.sampled_from(sorted(self.lanes)))
+        self.depth[lane] = depth
+        self.told = False
+        self.scheduler.lane_depth(lane, depth)
+
+    @rule(grain=st.integers(1, 12))
+    def regrain(self, grain: int) -> None:
+        self.scheduler.grain = grain
+
+    @precondition(lambda self: self.lanes)
+    @rule(data=st.data(), grain=st.integers(1, 12))
+    def regrain_lane(self, data: st.DataObject, grain: int) -> None:
+        lane = data.draw(st.sampled_from(sorted(self.lanes)))
+        self.grain[lane] = grain
+        self.scheduler.lane_grain(lane, grain)
+
+    @rule(rows=st.integers(0, 9))
+    def leave_last(self, rows: int) -> None:
+        """The search would take many batches to get there."""
+        self.scheduler.threshold.rows = rows
+        self.told = False
+
+    # what is always so
+
+    @invariant()
+    def books_agree(self) -> None:
+        busy = {piece.seq for *_, piece in self.running()}
+        for seq in [seq for seq, batch in self.batches.items() if batch.cancelled and seq not in busy]:
+            del self.batches[seq]
+        assert self.scheduler.busy == busy
+        assert self.scheduler.window == sum(not batch.cancelled for batch in self.batches.values())
+        for lane, task, index, piece in self.running():
+            assert self.scheduler.piece(lane, task, index) == piece
+        for seq in busy:
+            lanes = {lane for lane, _, _, piece in self.running() if piece.seq == seq}
+            assert set(self.scheduler.working_on(seq)) == lanes
+
+    @invariant()
+    def each_row_is_in_one_place(self) -> None:
+        for seq, batch in self.batches.items():
+            on_lanes = Counter(self.on_lanes(seq))
+            assert all(count == 1 for count in on_lanes.values())
+            if not batch.cancelled and not (batch.whole and not batch.fresh | batch.redo | set(batch.filled)):
+                everything = on_lanes + Counter(batch.fresh) + Counter(batch.redo) + batch.filled
+                assert everything == Counter(range(batch.spec.rows))
+
+    @invariant()
+    def nothing_waits_that_could_go(self) -> None:
+        alive = self.alive()
+        if self.order == "ready":
+            assert not any(batch.complete for batch in alive)
+        elif alive:
+            assert not min(alive, key=lambda batch: batch.spec.seq).complete
+        room = {lane for lane in self.lanes if self.has_room(lane)}
+        for batch in alive if self.told else []:
+            if batch.spec.lane is not None:
+                assert not batch.waiting or batch.spec.lane not in room
+                continue
+            if batch.waits_for("large"):
+                assert not any(self.end[lane] == "large" for lane in room)
+            if batch.waits_for("small") and (batch.redo or len(batch.fresh) > self.keep(batch)):
+                assert not any(self.end[lane] == "small" for lane in room)
+
+    @invariant()
+    def none_is_kept_that_has_done_its_work(self) -> None:
+        assert all(self.lanes[lane] for lane in self.retired)
+
+    @invariant()
+    def what_cannot_go_on_is_named(self) -> None:
+        for batch in self.alive():
+            ends = self.stranded_ends(batch)
+            assert bool(ends) == (batch.stranded in ends)
+            batch.stranded = batch.stranded if ends else None
+
+    def teardown(self) -> None:
+        """Whatever happened: lanes that work bring every batch to its end."""
+        for lane in self.lanes:
+            self.depth[lane] = 2
+            self.scheduler.lane_depth(lane, 2)
+        while absent := [lane for lane in range(6) if lane not in self.lanes]:
+            for lane in absent:
+                self.join(lane, 2, lane == 5, None)
+            self.finish()
+        self.books_agree()
+        assert not self.batches
+
+    def finish(self) -> None:
+        while running := self.running():
+            lane, task, index, piece = running[0]
+            batch = self.batches[piece.seq]
+            self.ended(lane, task, index)
+            if batch.whole and not piece.whole:
+                self.begin_when_quiet(piece.seq)
+            else:
+                batch.filled.update(piece.rows)
+            self.obey(self.scheduler.piece_done(lane, task, index))
+
+
+class ReadyLaws(Laws):
+    order = "ready"
+
+
 TestPlan = Laws.TestCase
 TestReady = ReadyLaws.TestCase
 TestPlan.settings = TestReady.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

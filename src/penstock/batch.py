@@ -61,8 +61,10 @@ class Collator:
         self._fixed = {"id", *(name for name, field in graph.spec.items() if field.fixed)}
         self._known: dict[Any, Layout] = {}
 
-    def store(self, samples: list[Sample], rows: list[int], request: Request, memory: Memory) -> Result:
-        """Write samples to their rows. Refuses when they do not fit a part of a batch."""
+    def store(
+        self, samples: list[Sample], rows: list[int], request: Request, memory: Memory, skip: str | None = None
+    ) -> Result:
+        """Write samples to their rows, all fields but `skip`. Refuses when they do not fit a part of a batch."""
         missing = tuple(sorted(set(request.rows) - set(rows)))
         if not samples:
             return Result(missing=missing)
@@ -79,7 +81,7 @@ class Collator:
         buffer = memory.reserve(layout.nbytes, request.whole)
         if buffer is None:
             return Result(refused=True, nbytes=layout.nbytes)
-        _write(layout, buffer, items, rows, listed)
+        _write(layout, buffer, items, rows, listed, skip)
         names = [name for name, value in items[0].items() if isinstance(value, _Object)]
         loose = _loose(names, items, rows) if names else b""
         return Result(layout=layout.packed, loose=loose, nbytes=layout.nbytes, missing=missing)
@@ -210,7 +212,12 @@ def _loose(names: Sequence[str], items: list[dict[str, Any]], rows: list[int]) -
 
 
 def _write(
-    layout: Layout, buffer: memoryview, items: list[dict[str, Any]], rows: list[int], listed: Sequence[str]
+    layout: Layout,
+    buffer: memoryview,
+    items: list[dict[str, Any]],
+    rows: list[int],
+    listed: Sequence[str],
+    skip: str | None,
 ) -> None:
     views = iter(row_views(layout, buffer))
     for name, first in items[0].items():
@@ -221,7 +228,7 @@ def _write(
                 next(views)[...] = item[name].array
             continue
         view = next(views)
-        for item, row in zip(items, rows, strict=True):
+        for item, row in zip(items, rows, strict=True) if name != skip else ():
             view[row] = item[name].array
 
 

@@ -20,13 +20,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.errors import LaneError
 from penstock.kernels import native
 from penstock.lanes import Answer, Slot
 from penstock.lanes.crew import Crew
+from penstock.lanes.gpu import GpuLane
+from penstock.lanes.link import DeviceConfig, DeviceLink, image_column
 from penstock.lanes.processes import keep_from_signals
+from penstock.layout import Layout
 from penstock.loop import Loop
 from penstock.order import Order
-from penstock.schedule import BatchSpec, Deliver, Instruction, Scheduler
+from penstock.schedule import Assign, BatchSpec, Deliver, Dismiss, Instruction, Piece, Scheduler
 from penstock.slots import Books
 from penstock.stats import Counters
 from penstock.view import View
@@ -42,6 +46,8 @@ _OPAQUE_TASK_S = 0.04
 _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
 _FDS_PER_WORKER = 5
+_GPU_DEPTH = 3
+"""Tasks of a GPU lane: one on the GPU, one staged, one being staged."""
 _MANY = 64
 """How many batches may be prepared ahead where they are small and take under a millisecond."""
 _SPLIT_ABOVE_S = 0.02
@@ -75,6 +81,8 @@ class Config:
     batch_bytes: int
     """Bytes of a batch where they are known beforehand, else 0."""
     metrics_port: int | None
+    device: DeviceConfig | None = None
+    """None: batches stay in host memory. Otherwise the connection to the device's thread comes along."""
 
 
 @dataclass
@@ -88,21 +96,44 @@ class _State:
     cancelled: bool = False
     restarted: bool = False
     """It turned out that it cannot be cut: parts of it count no more."""
+    on_device: set[int] = field(default_factory=set)
+    """Rows whose images a GPU lane has made."""
+
+
+@dataclass
+class _Outgoing:
+    """A batch on its way to the training process, in whose order they go."""
+
+    message: tuple[Any, ...]
+    fds: list[int]
+    slot: Slot | None
+    ready: bool
+    cancelled: bool = False
 
 
 class Coordinator:
-    """See the module's text. Implements `penstock.lanes.Events`."""
+    """See the module's text. Implements `penstock.lanes.link.DeviceEvents`."""
 
-    def __init__(self, trainer: Channel, config: Config, sizes: array[int] | None) -> None:
+    def __init__(self, trainer: Channel, config: Config, sizes: array[int] | None, device: Channel | None) -> None:
         self._trainer = trainer
         self._config = config
         self._sizes = sizes
         self._loop = Loop()
         self._books = Books(config.memory_bytes)
         self._scheduler = Scheduler(order=config.delivery)
+        stagers = config.device.stagers if config.device else 0
         self._crew = Crew(
-            self._loop, self, self._books, config.workers, config.work, config.sys_path, self._want_template
+            self._loop, self, self._books, config.workers + stagers, config.work, config.sys_path, self._want_template
         )
+        self._gpu = config.workers + stagers
+        """The number of the GPU lane; those of its stagers come before it."""
+        self._link: DeviceLink | None = None
+        if config.device is not None and device is not None:
+            self._link = DeviceLink(self._loop, device, self, self._books, self._crew, config.device, self._gpu)
+        self._outgoing: dict[int, _Outgoing] = {}
+        self._exact = config.device is not None and config.device.exact
+        self._tied = False
+        """All rows are tied to the GPU lane, but those that it returns."""
         self._counters = Counters(config.name, config.parent, config.workers)
         self._batches: dict[int, _State] = {}
         self._feed: Iterator[BatchSpec] = iter(())
@@ -189,6 +220,8 @@ class Coordinator:
         """No batch came in time: say what its workers are at, and replace those that hang."""
         seq = self._scheduler.first_open()
         lanes = (self._scheduler.working_on(seq) if seq is not None else []) or self._crew.busy
+        if self._gpu in lanes:
+            lanes = [*(lane for lane in lanes if lane != self._gpu), *range(self._config.workers, self._gpu)]
 
         def tell(stacks: dict[int, str]) -> None:
             text = (
@@ -239,6 +272,10 @@ class Coordinator:
 
     def _fill(self) -> None:
         """Open batches while the window, the slots and the feed have any."""
+        if not self._books.capacity and self._bytes and self._worth_cutting:
+            self._grow(self._bytes)  # small batches need no slots, but their parts have to meet somewhere
+        if self._link is not None and self._exact and not self._link.open:
+            return  # which rows are tied to the lane depends on what it is
         while self._scheduler.window + self._undelivered < self._window():
             slotted = self._books.capacity > 0
             if slotted and not self._books.free:
@@ -248,20 +285,28 @@ class Coordinator:
                 return
             self._rows = max(self._rows, spec.rows)
             slot = self._books.take() if slotted else None
-            spec = replace(spec, whole=not self._may_cut(slot))
+            spec = replace(spec, whole=not self._may_cut(slot), large=[True] * spec.rows if self._tied else None)
             self._batches[spec.seq] = _State(spec, slot)
             self._act(self._scheduler.batch_opened(spec))
 
     def _may_cut(self, slot: Slot | None) -> bool:
         if slot is None or not self._cuttable:
             return False
-        return self._config.cut == "always" or self._row_s * self._rows > _SPLIT_ABOVE_S
+        return self._config.cut == "always" or self._worth_cutting
+
+    @property
+    def _worth_cutting(self) -> bool:
+        return self._cuttable and self._row_s * self._rows > _SPLIT_ABOVE_S
 
     def _cancel(self) -> None:
         """Forget what was begun; memory that is being written to comes back when its writers are done."""
         self._scheduler.cancel()
         self._queue.clear()
         self._undelivered = 0
+        for outgoing in self._outgoing.values():
+            outgoing.cancelled = True
+            for fd in outgoing.fds:
+                os.close(fd)
         busy = self._scheduler.busy
         for seq, state in list(self._batches.items()):
             state.cancelled = True
@@ -274,16 +319,25 @@ class Coordinator:
         for instruction in instructions:
             if isinstance(instruction, Deliver):
                 self._deliver(instruction.seq)
-                continue
-            pieces = []
-            for piece in instruction.pieces:
-                state = self._batches[piece.seq]
-                rows = tuple(sorted(piece.rows))
-                spec = state.spec
-                pieces.append(
-                    (Request(piece.seq, rows, spec.rows, piece.whole, piece.crashed, spec.payload), state.slot)
-                )
-            self._crew.run(instruction.lane, instruction.task, pieces)
+            elif isinstance(instruction, Assign):
+                self._run(instruction.lane, instruction.task, [self._request(piece) for piece in instruction.pieces])
+            elif isinstance(instruction, Dismiss):
+                self._crew.dismiss(instruction.lane)
+            else:
+                reason = "exact=True ties samples to the GPU lane here, and the lane is lost; loader.explain() says why"
+                self.lanes_failed(failure(LaneError(reason)))
+
+    def _request(self, piece: Piece) -> tuple[Request, Slot | None]:
+        state = self._batches[piece.seq]
+        rows = tuple(sorted(piece.rows))
+        request = Request(piece.seq, rows, state.spec.rows, piece.whole, piece.crashed, state.spec.payload)
+        return request, state.slot
+
+    def _run(self, lane: int, task: int, pieces: list[tuple[Request, Slot | None]]) -> None:
+        if self._link is not None and self._link.lane is not None and lane == self._gpu:
+            self._link.lane.run(task, [(request, slot) for request, slot in pieces if slot is not None])
+        else:
+            self._crew.run(lane, task, pieces)
 
     def _deliver(self, seq: int) -> None:
         state = self._batches.pop(seq)
@@ -295,7 +349,27 @@ class Coordinator:
         failed = any(result.failure is not None for result in state.results)
         missing = sum(len(result.missing) for result in state.results)
         self._counters.deliver(0 if failed else state.spec.rows - missing, _bad_samples(state.results))
-        self._tell(("batch", seq, slot, state.results, len(state.fds)), state.fds)
+        message = ("batch", seq, slot, state.results, len(state.fds))
+        self._outgoing[seq] = _Outgoing(message, state.fds, slot, ready=slot is None or self._link is None)
+        if slot is not None and self._link is not None:
+            self._link.copy(seq, slot, _spans(state))
+        self._send_ready()
+
+    def batch_copied(self, seq: int) -> None:
+        self._outgoing[seq].ready = True
+        self._send_ready()
+
+    def _send_ready(self) -> None:
+        """Batches go in the order in which they were delivered, also where some have to be copied first."""
+        while self._outgoing:
+            seq, first = next(iter(self._outgoing.items()))
+            if not first.ready:
+                return
+            del self._outgoing[seq]
+            if not first.cancelled:
+                self._tell(first.message, first.fds)
+            elif first.slot is not None:
+                self._give(first.slot)
 
     def _drop(self, seq: int) -> None:
         """A cancelled batch's memory comes back."""
@@ -318,12 +392,16 @@ class Coordinator:
     def _forget(self, generation: int) -> None:
         self._crew.forget_region(generation)
         self._outbox.append(("forget", generation))
+        if self._link is not None:
+            self._link.forget(generation)
 
     def _grow(self, nbytes: int) -> None:
         fd = self._books.grow(nbytes, self._window() + self._config.reserve)
         generation = self._books.current
         _, slots, capacity = self._books.region(generation)
         self._tell(("region", generation, slots, capacity), [os.dup(fd)])
+        if self._link is not None:
+            self._link.region(generation, os.dup(fd), slots, capacity)
         for older in self._books.generations:
             if self._books.release(older):
                 self._forget(older)
@@ -332,10 +410,31 @@ class Coordinator:
 
     def lane_ready(self, lane: int, pid: int) -> None:
         self._counters.worker(lane).pid = pid
-        self._act(self._scheduler.lane_joined(lane, depth=self._depth()))
+        stages = self._stages(lane)
+        if stages is not None:
+            stages.stager_ready(lane)
+        else:
+            self._act(self._scheduler.lane_joined(lane, depth=self._depth()))
+
+    def _stages(self, lane: int) -> GpuLane | None:
+        """The GPU lane that a worker stages for, if it does."""
+        return self._link.lane if self._link is not None and self._config.workers <= lane < self._gpu else None
+
+    def gpu_ready(self, lane: int, identical: bool) -> None:
+        assert self._config.device is not None
+        self._tied = self._exact and not identical
+        grain = self._config.device.grain
+        self._act(self._scheduler.lane_joined(lane, depth=_GPU_DEPTH, large_end=True, grain=grain))
+
+    def gpu_failed(self, lane: int) -> None:
+        self._act(self._scheduler.lane_retired(lane))
 
     def lane_lost(self, lane: int, blame: int) -> None:
         self._counters.lost += 1
+        stages = self._stages(lane)
+        if stages is not None:
+            stages.stager_lost(lane)
+            return
         instructions = self._scheduler.lane_lost(lane, blame=blame)
         self._drop_quiet()
         self._act(instructions)
@@ -345,6 +444,12 @@ class Coordinator:
         self._outbox.append(("failed", error))
 
     def lane_done(self, lane: int, task: int, answers: Sequence[Answer], seconds: float, rows: int) -> None:
+        stages = self._stages(lane)
+        if stages is not None:
+            self._count(lane, seconds, rows)
+            for _, result, _ in answers:
+                stages.stager_done(lane, result)
+            return
         self._learn(lane, seconds, rows)
         for index, result, own_fd in answers:
             piece = self._scheduler.piece(lane, task, index)
@@ -355,7 +460,9 @@ class Coordinator:
                 self._act(self._scheduler.piece_done(lane, task, index))
             elif state.cancelled or self._meets(state, result):
                 state.results.append(result)
-                self._act(self._scheduler.piece_done(lane, task, index))
+                if lane == self._gpu:
+                    state.on_device |= set(piece.rows).difference(result.returned)
+                self._act(self._scheduler.piece_done(lane, task, index, returned=result.returned))
             else:
                 self._cuttable = self._config.cut == "always"
                 state.restarted = True
@@ -384,10 +491,15 @@ class Coordinator:
         if result.nbytes > max(SMALL_BYTES, self._books.capacity):
             self._grow(result.nbytes + result.nbytes // 8 if result.tree else result.nbytes)
 
-    def _learn(self, lane: int, seconds: float, rows: int) -> None:
+    def _count(self, lane: int, seconds: float, rows: int) -> None:
         worker = self._counters.worker(lane)
         worker.busy_s += seconds
         worker.samples += rows
+
+    def _learn(self, lane: int, seconds: float, rows: int) -> None:
+        self._count(lane, seconds, rows)
+        if lane == self._gpu:
+            return
         row_s = seconds / max(1, rows)
         self._row_s = 0.9 * self._row_s + 0.1 * row_s if self._row_s else row_s
         share = max(1, self._window() * self._rows // (2 * self._config.workers))
@@ -407,6 +519,27 @@ class Coordinator:
             starting=len(self._crew.starting),
             tiny_batch=self._scheduler.grain,
         )
+
+
+def _spans(state: _State) -> list[tuple[int, int]]:
+    """What of a slot has to be copied to the device: all but the images that were made there."""
+    layouts = [result.layout for result in state.results if result.layout]
+    if not state.on_device or not layouts:
+        return [(0, max(result.nbytes for result in state.results))]
+    layout = Layout.unpack(layouts[0])
+    filled = image_column(layout)
+    spans = []
+    for index, column in enumerate(layout.columns):
+        if index != filled:
+            spans.append((column.offset, column.row_bytes * (1 if column.single else layout.rows)))
+            continue
+        rows = [row for row in range(layout.rows) if row not in state.on_device]
+        for position, row in enumerate(rows):
+            if position and rows[position - 1] == row - 1:
+                spans[-1] = (spans[-1][0], spans[-1][1] + column.row_bytes)
+            else:
+                spans.append((column.offset + row * column.row_bytes, column.row_bytes))
+    return spans
 
 
 def _uses_slot(result: Result) -> bool:
@@ -442,7 +575,8 @@ def main(fd: int) -> None:
     if config.sizes:
         with os.fdopen(trainer.take_fd(), "rb") as file:
             sizes = array("q", file.read(8 * config.sizes))
-    Coordinator(trainer, config, sizes).run()
+    device = Channel(socket.socket(fileno=trainer.take_fd())) if config.device is not None else None
+    Coordinator(trainer, config, sizes, device).run()
 
 
 if __name__ == "__main__":

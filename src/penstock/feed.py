@@ -21,7 +21,7 @@ import weakref
 from abc import ABC, abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from penstock.coordinator import Config
+from penstock.device import Device, DeviceThread
 from penstock.errors import LaneError, PenstockError, StalledError
 from penstock.lanes import Slot
 from penstock.lanes.processes import held_signals, keep_from_signals, template_main
@@ -56,15 +57,22 @@ class Arrival:
     value: Any = None
     failure: Failure | None = None
     ended: bool = False
+    missing: tuple[int, ...] = ()
+    """Rows of bad samples, which the batch lacks."""
 
 
-def arrival(seq: int, results: list[Result], buffers: list[memoryview | None]) -> Arrival:
+Buffer = memoryview | torch.Tensor | None
+"""The memory of a batch: of the host, or bytes of a device."""
+
+
+def arrival(seq: int, results: list[Result], buffers: Sequence[Buffer]) -> Arrival:
     """The batch, or what went wrong with it."""
     failed = _first_failure(results)
     if failed is not None or any(result.ended for result in results):
         return Arrival(seq, failure=failed, ended=failed is None)
     try:
-        return Arrival(seq, assemble(results, buffers))
+        missing = tuple(sorted({row for result in results for row in result.missing}))
+        return Arrival(seq, assemble(results, buffers), missing=missing)
     except Exception as error:  # what a user's object does when it is unpickled is anyone's guess
         return Arrival(seq, failure=failure(error))
 
@@ -84,12 +92,22 @@ class Feed(ABC):
     def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
         """The counters. Raises LaneError or StalledError when they cannot be had."""
 
+    @property
+    def lane_problem(self) -> str | None:
+        """Why there is no GPU lane, or no longer; None where there is one, or none was wanted."""
+        return None
+
+    @property
+    def lane_identical(self) -> bool:
+        """The GPU lane's images have been seen to equal a CPU lane's."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """End everything this feed has started."""
 
 
-def assemble(results: list[Result], buffers: list[memoryview | None]) -> Any:
+def assemble(results: list[Result], buffers: Sequence[Buffer]) -> Any:
     """The batch that the results make; `buffers[i]` is the memory that result i lies in."""
     for result, buffer in zip(results, buffers, strict=True):
         if result.tree:
@@ -103,7 +121,7 @@ def assemble(results: list[Result], buffers: list[memoryview | None]) -> Any:
 
 def assemble_rows(
     layout: Layout,
-    buffer: memoryview | None,
+    buffer: Buffer,
     missing: Collection[int] = (),
     loose: Mapping[str, list[Any]] | None = None,
 ) -> Any:
@@ -135,20 +153,22 @@ def _first_failure(results: list[Result]) -> Failure | None:
     return min(failed, key=lambda result: result.failed_row).failure if failed else None
 
 
-def tensor_over(buffer: memoryview | None, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+def tensor_over(buffer: Buffer, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
     """A tensor over a part of a batch's memory; it keeps that memory."""
     kind: torch.dtype = getattr(torch, dtype)
     count = math.prod(shape)
     if count == 0 or buffer is None:
         return torch.empty(shape, dtype=kind)
+    if isinstance(buffer, torch.Tensor):
+        return buffer[offset : offset + count * kind.itemsize].view(kind).view(shape)
     return torch.frombuffer(buffer, dtype=kind, count=count, offset=offset).view(shape)
 
 
-def decode_tree(result: Result, buffer: memoryview | None) -> Any:
+def decode_tree(result: Result, buffer: Buffer) -> Any:
     """A batch of any kind, its arrays and tensors over the batch's memory."""
     if not result.spans:
         return pickle.loads(result.tree, buffers=[bytearray(data) for data in result.inline])
-    assert buffer is not None
+    assert isinstance(buffer, memoryview)
     return pickle.loads(result.tree, buffers=[buffer[start : start + size] for start, size in result.spans])
 
 
@@ -173,8 +193,10 @@ class WorkerTracebackError(Exception):
 class ProcessFeed(Feed):
     """Batches from worker processes."""
 
-    def __init__(self, config: Config, work: Work, sizes: array[int] | None) -> None:
+    def __init__(self, config: Config, work: Work, sizes: array[int] | None, device: Device | None = None) -> None:
         self._work = work
+        self._device = device
+        self._thread: DeviceThread | None = None
         self._fork = config.work is None
         self._reserve = config.reserve
         self._regions: dict[int, Region] = {}
@@ -193,6 +215,8 @@ class ProcessFeed(Feed):
         self._next_seq = 0
         self.small = False
         """The last batch travelled in messages, without a slot."""
+        self.between = False
+        """A GPU lane is to work between the training's steps."""
         self._metrics_port: int | None = None
         self._started = False
         ours, theirs = pair()
@@ -201,12 +225,18 @@ class ProcessFeed(Feed):
         with theirs, held_signals():  # an interrupt comes before anything was started, or finds what ends it
             process = _start_coordinator(theirs.fileno())
             self._finalizer = weakref.finalize(self, _shut_down, self._channel, process, self._children, os.getpid())
-        fds = (_array_fd(sizes),) if sizes is not None else ()
+        fds = [_array_fd(sizes)] if sizes is not None else []
+        if device is not None:
+            ours, theirs = pair()
+            self._thread = DeviceThread(device, Channel(ours))
+            fds.append(theirs.detach())
         self._send(config, fds)
         for fd in fds:
             os.close(fd)
         if config.work is None:
             self._on_fork()
+        if self._thread is not None:
+            self._thread.start()
 
     # what a loader calls
 
@@ -227,14 +257,21 @@ class ProcessFeed(Feed):
         return self._next_seq - len(batches)
 
     def next(self, timeout_s: float | None) -> Arrival:
+        if self._device is not None:
+            self._device.waiting(self.between)
         if not self._ready or self._taken - self._told >= _TELL_EVERY:
             self._tell()
         if not self._ready:
             self._wait(timeout_s)
+        if self._device is not None:
+            self._device.stepping()
         seq, slot, results, fds = self._ready.popleft()
         self._taken += 1
         self.small = slot is None and not fds
-        return arrival(seq, results, self._buffers(slot, results, fds))
+        arrived = arrival(seq, results, self._buffers(slot, results, fds))
+        if self._device is not None and slot is None:
+            arrived.value = moved(arrived.value, self._device.torch_device)
+        return arrived
 
     def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
         self._stats = None
@@ -255,10 +292,22 @@ class ProcessFeed(Feed):
     def close(self) -> None:
         self._discard()
         self._finalizer()
+        if self._thread is not None:
+            self._thread.join(_END_WAIT_S)
+
+    @property
+    def lane_problem(self) -> str | None:
+        """Why there is no GPU lane, or no longer; None where there is one, or none was wanted."""
+        return self._thread.problem if self._thread is not None else None
+
+    @property
+    def lane_identical(self) -> bool:
+        """See `Feed`."""
+        return self._device is not None and self._device.identical
 
     # inside
 
-    def _send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, message: Any, fds: Sequence[int] = ()) -> None:
         if self._channel.fileno() < 0:
             raise self._gone()
         try:
@@ -287,7 +336,10 @@ class ProcessFeed(Feed):
 
     def _collect_returned(self) -> None:
         while self._returned:
-            self._unsent.append(self._returned.popleft())
+            slot = self._returned.popleft()
+            if self._device is not None:
+                self._device.given_back(slot)
+            self._unsent.append(slot)
             self._given_back += 1
 
     def _tell(self) -> None:
@@ -342,12 +394,13 @@ class ProcessFeed(Feed):
 
     def _on_region(self, generation: int, slots: int, capacity: int) -> None:
         fd = self._channel.take_fd()
-        self._regions[generation] = Region(fd, slots, capacity, forkable=True)
+        if self._device is None:
+            self._regions[generation] = Region(fd, slots, capacity, forkable=True)
         os.close(fd)
         self._reserve = min(self._reserve, slots - 1)
 
     def _on_forget(self, generation: int) -> None:
-        del self._regions[generation]
+        self._regions.pop(generation, None)
 
     def _on_batch(self, seq: int, slot: Slot | None, results: list[Result], fds: int) -> None:
         self._ready.append((seq, slot, results, [self._channel.take_fd() for _ in range(fds)]))
@@ -393,7 +446,7 @@ class ProcessFeed(Feed):
             if slot is not None:
                 self._unsent.append(slot)
 
-    def _buffers(self, slot: Slot | None, results: list[Result], fds: list[int]) -> list[memoryview | None]:
+    def _buffers(self, slot: Slot | None, results: list[Result], fds: list[int]) -> list[Buffer]:
         """The memory of each result: the slot, or memory of its own."""
         shared = self._lease(slot, results) if slot is not None else None
         own = iter(fds)
@@ -402,15 +455,35 @@ class ProcessFeed(Feed):
             for r in results
         ]
 
-    def _lease(self, slot: Slot, results: list[Result]) -> memoryview:
+    def _lease(self, slot: Slot, results: list[Result]) -> memoryview | torch.Tensor:
+        if self._device is not None:
+            mirror, holder = self._device.lease(slot)
+            return mirror if self._hold(holder, slot) else mirror.clone()
         # An array owns the lease: slices of a memoryview keep what it views alive, but not the memoryview itself.
         owner: Any = np.frombuffer(self._regions[slot[0]].slot(slot[1]), np.uint8)
+        if self._hold(owner, slot):
+            return memoryview(owner)
+        return memoryview(bytearray(owner[: max(result.nbytes for result in results)]))
+
+    def _hold(self, owner: Any, slot: Slot) -> bool:
+        """A slot is the user's while its owner lives. False where the user holds so many that this one is copied."""
         self._leased += 1
         weakref.finalize(owner, self._returned.append, slot).atexit = False
         if self.held <= self._reserve:
-            return memoryview(owner)
+            return True
         self._copied += 1
-        return memoryview(bytearray(owner[: max(result.nbytes for result in results)]))
+        return False
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: moved(item, device) for name, item in value.items()}
+    if isinstance(value, list):
+        return [moved(item, device) for item in value]
+    return value
 
 
 def _small(result: Result) -> bool:
@@ -505,9 +578,10 @@ class _Heap(Memory):
 class InlineFeed(Feed):
     """The same work in the training process itself, batch by batch, for `workers=0`."""
 
-    def __init__(self, work: Work, order: Order | None, name: str) -> None:
+    def __init__(self, work: Work, order: Order | None, name: str, device: torch.device | None = None) -> None:
         self._work = work
         self._order = order
+        self._device = device
         self._counters = Counters(name, os.getpid(), 0)
         self._steps: Iterator[tuple[int, Any]] = iter(())
         self._seq = 0
@@ -534,7 +608,10 @@ class InlineFeed(Feed):
         own = self._counters.trainer
         own["wait_s"] = own.get("wait_s", 0.0) + seconds
         own["batches_taken"] = own.get("batches_taken", 0) + 1
-        return arrival(seq, [result], [heap.buffer])
+        arrived = arrival(seq, [result], [heap.buffer])
+        if self._device is not None:
+            arrived.value = moved(arrived.value, self._device)
+        return arrived
 
     def _open(self) -> None:
         try:

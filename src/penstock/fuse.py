@@ -52,6 +52,15 @@ class DecodeCrop(Operator):
     ) -> bool:
         """False when the crops are no View of this image, and nothing was done."""
         height, width = (head.height, head.width) if head.orientation < 5 else (head.width, head.height)
+        view = self.view(sample, units, height, width)
+        if view is None:
+            return False
+        sample["image"] = self._decode(data, head, view, out)
+        return True
+
+    def view(self, sample: Sample, units: Units, height: int, width: int) -> View | None:
+        """What the crops keep of an upright image of this size; the sample's boxes follow. None, and nothing is done,
+        where that is no View."""
         view, boxes = View.whole(height, width), sample.get("boxes")
         used = 0
         for crop in self.crops:
@@ -59,15 +68,14 @@ class DecodeCrop(Operator):
             used += crop.units
             after = crop.view(view, decision)
             if after is None:
-                return False
+                return None
             if boxes is not None:
                 boxes = crop.boxes(boxes, decision, height, width)
             view = after
             height, width = view.size
-        sample["image"] = self._decode(data, head, view, out)
         if boxes is not None:
             sample["boxes"] = boxes
-        return True
+        return view
 
     def _decode(
         self, data: jpeg.Encoded, head: jpeg.Header, view: View, out: NDArray[np.uint8] | None

@@ -16,9 +16,10 @@ from penstock.graph import Graph, Sample
 from penstock.kernels import native
 from penstock.lanes.processes import die_with_parent
 from penstock.seeding import seed_all
+from penstock.stage import Recipe, Stage, StageShape
 from penstock.work import BadSample, Memory, Request, Result, Work, failure
 
-__all__ = ["GraphWork", "OnError"]
+__all__ = ["GraphWork", "OnError", "Staging"]
 
 OnError = Literal["raise", "skip", "replace"]
 _READ_STREAM = 0x4000
@@ -27,8 +28,19 @@ _SURVIVED = 113
 """An exit code that no user's code ends its process with by itself."""
 _PATIENCE_S = 60.0
 """A sample that is tried in a process of its own and takes longer hangs."""
+_POLITE = 10
+"""Beside a GPU lane, CPU lanes take what time its stagers and the training process leave."""
 _ATTEMPTS = 16
 """How many samples are tried for one position with `replace` before the batch fails."""
+
+
+@dataclass(frozen=True)
+class Staging:
+    """What makes some of the workers stagers of a GPU lane: those from `first_stager` on."""
+
+    recipe: Recipe
+    shape: StageShape
+    first_stager: int
 
 
 @dataclass
@@ -39,8 +51,11 @@ class GraphWork(Work):
     seed: int
     shuffle: bool
     on_error: OnError
+    staging: Staging | None = None
 
     def open(self, worker: int) -> None:
+        if self.staging is not None and worker < self.staging.first_stager:
+            os.nice(_POLITE)
         self._reader = self.graph.source.open()
         self._collator = Collator(self.graph)
         slices = []
@@ -51,6 +66,8 @@ class GraphWork(Work):
         self._steps = slices
 
     def run(self, request: Request, memory: Memory) -> Result:
+        if request.stage is not None:
+            return self._stage(request, memory)
         epoch, first = request.payload
         positions = [first + row for row in request.rows]
         units = native.units(self.seed, epoch, 0, positions, self.graph.units)
@@ -73,6 +90,64 @@ class GraphWork(Work):
         result.bad = bad
         return result
 
+    def _stage(self, request: Request, memory: Memory) -> Result:
+        """Prepare rows for a GPU lane, as many as fit. Those that fail are for the CPU lanes, which say why."""
+        assert self.staging is not None
+        assert memory.stage is not None
+        epoch, first = request.payload
+        positions = [first + row for row in request.rows]
+        units = native.units(self.seed, epoch, 0, positions, self.graph.units)
+        ids = self._ids(epoch, positions)
+        stage = Stage(memory.stage, self.staging.shape)
+        stage.begin()
+        samples: list[Sample] = []
+        rows: list[int] = []
+        returned: list[int] = []
+        left: tuple[int, ...] = ()
+        for index, (row, position, id, unit) in enumerate(zip(request.rows, positions, ids, units, strict=True)):
+            try:
+                self._seed_source(epoch, position)
+                sample = {**self._reader.read(id), "id": id}
+                fits = stage.add(self.staging.recipe, sample, unit, row)
+            except Exception:  # whatever it is, the CPU lanes meet it again, and have words for it
+                fits = None
+            if fits is False:
+                left = request.rows[index:]
+                break
+            if fits:
+                sample["image"] = self.staging.recipe.blank
+                samples.append(sample)
+                rows.append(row)
+            else:
+                returned.append(row)
+        return self._staged(samples, rows, returned, left, request, memory)
+
+    def _staged(
+        self,
+        samples: list[Sample],
+        rows: list[int],
+        returned: list[int],
+        left: tuple[int, ...],
+        request: Request,
+        memory: Memory,
+    ) -> Result:
+        result = Result()
+        if samples:
+            try:
+                result = self._collator.store(samples, rows, request, memory, skip="image")
+            except Exception:  # as above: fields that the source did not promise
+                result = Result(refused=True)
+        if result.refused:
+            result, returned = Result(), [*returned, *rows]
+        result.returned, result.left, result.missing = tuple(returned), left, ()
+        return result
+
+    def _seed_source(self, epoch: int, position: int) -> None:
+        """What the user's code behind an opaque source draws follows from the position alone."""
+        if self.graph.source.opaque:
+            (chance,) = native.units(self.seed, epoch, _READ_STREAM, [position], 1)[0]
+            seed_all(int(chance * 2**53))
+
     def _ids(self, epoch: int, positions: list[int]) -> list[int]:
         return native.order(self.seed, epoch, len(self.graph.source), positions) if self.shuffle else positions
 
@@ -88,9 +163,7 @@ class GraphWork(Work):
             try:
                 if request.crashed and len(request.rows) == 1 and not attempt:
                     raise self._deadly(id)
-                if self.graph.source.opaque:
-                    (chance,) = native.units(self.seed, epoch, _READ_STREAM, [position], 1)[0]
-                    seed_all(int(chance * 2**53))
+                self._seed_source(epoch, position)
                 if request.crashed and not self._survives(id, unit):
                     raise self._deadly(id)
                 return self._prepare(id, unit), errors

@@ -32,6 +32,11 @@ class Column:
     single: bool = False
     """One array, not one row per sample: an item of a list."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, or of the one array."""
+        return math.prod(self.shape) * _ITEMSIZE[self.dtype]
+
 
 @dataclass(frozen=True)
 class Hole:
@@ -90,8 +95,8 @@ def lay_out(tree: Any, arrays: Sequence[Column], rows: int) -> Layout:
     offset = 0
     for array in arrays:
         columns.append(replace(array, offset=offset))
-        count = math.prod(array.shape) * (1 if array.single else rows)
-        offset += -(-count * _ITEMSIZE[array.dtype] // _ALIGN) * _ALIGN
+        nbytes = array.row_bytes * (1 if array.single else rows)
+        offset += -(-nbytes // _ALIGN) * _ALIGN
     return Layout(rows, tuple(columns), _pickled(tree), offset)
 
 

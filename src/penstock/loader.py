@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import sys
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,24 +15,28 @@ from typing import Any, Self, Unpack
 
 from penstock.batch import fixed_layout
 from penstock.coordinator import Config
+from penstock.devices import missing, open_device
 from penstock.errors import GraphError, LaneError, OptionError, PenstockError, SampleError, StalledError, StateError
 from penstock.feed import Arrival, Feed, InlineFeed, ProcessFeed, assemble_rows, idle_stats, raise_failure
-from penstock.fuse import fuse_decode
 from penstock.graph import Batch, Graph
-from penstock.graphwork import GraphWork
+from penstock.graphwork import GraphWork, Staging
+from penstock.lanes.link import DeviceConfig
 from penstock.options import LoaderKeywords, LoaderOptions
 from penstock.order import Order, Step
 from penstock.pipe import Pipe
+from penstock.placing import Sizes, place
+from penstock.sharing import Sharing
+from penstock.slots import slot_bytes
 from penstock.stats import Counters
+from penstock.tail import OpenTail
 
 __all__ = ["Loader"]
-
-PASSES = (fuse_decode,)
-"""Rewrites of the graph before it runs; none changes a batch."""
 
 _RESERVE = 3
 """Slots for batches that the user holds: this one, the last one, and one whose return is not yet known."""
 _LAST_WORDS_S = 1.0
+_MOST_STAGERS = 3
+"""Each stages about 8,000 images a second; the JPEG engine decodes about 21,000."""
 
 
 class Loader:
@@ -53,8 +58,15 @@ class Loader:
         self._graph = pipe.graph
         self._notes = pipe.notes
         self._batch: Batch = pipe.graph.batch
-        self._plan = pipe.graph.rewritten(PASSES)
         option = self.options
+        lacking = missing(option.device)
+        if lacking is not None:
+            raise OptionError(f"device={option.device!r} cannot be had: {lacking}")
+        lane = option.gpu_lane != "off" and option.worker_count > 0
+        self._placing = place(pipe.graph, device=option.device != "cpu", lane=lane, exact=option.exact)
+        self._plan = self._placing.head
+        self._tail: OpenTail | None = None
+        self._sharing = Sharing(option.pinned_sharing)
         self._order = Order(
             len(pipe.graph.source), self._batch.size, self._batch.drop_last, option.rank, option.world_size
         )
@@ -207,11 +219,15 @@ class Loader:
 
     def _start(self) -> Feed:
         option = self.options
-        work = GraphWork(self._plan, option.seed, option.shuffle, option.on_error)
-        if option.worker_count == 0:
-            return InlineFeed(work, self._order, option.name)
         layout = fixed_layout(self._plan, self._batch.size)
-        sizes = self._plan.source.sizes()
+        sizes = self._sizes()
+        work = GraphWork(self._plan, option.seed, option.shuffle, option.on_error, self._staging(sizes))
+        device = open_device(option.device, self._placing.recipe, sizes) if option.device != "cpu" else None
+        if device is not None and self._placing.tail is not None:
+            self._tail = self._placing.tail.open(device.torch_device, self._batch.size)
+        if option.worker_count == 0:
+            return InlineFeed(work, self._order, option.name, device.torch_device if device else None)
+        file_sizes = self._plan.source.sizes()
         config = Config(
             name=option.name,
             parent=os.getpid(),
@@ -221,16 +237,42 @@ class Loader:
             order=self._order,
             seed=option.seed,
             shuffle=option.shuffle,
-            sizes=0 if sizes is None else len(sizes),
+            sizes=0 if file_sizes is None else len(file_sizes),
             delivery=option.order,
             cut="always" if layout is not None else "known" if self._batch.ragged == "error" else "never",
             window=None if option.prefetch == "auto" else option.prefetch,
             reserve=_RESERVE,
-            memory_bytes=option.memory,
+            memory_bytes=self._batch_memory(sizes, 0 if layout is None else layout.nbytes),
             batch_bytes=0 if layout is None else layout.nbytes,
             metrics_port=option.metrics_port,
+            device=self._device_config(sizes) if device is not None else None,
         )
-        return ProcessFeed(config, work, None if sizes is None else array("q", sizes))
+        return ProcessFeed(config, work, None if file_sizes is None else array("q", file_sizes), device)
+
+    def _sizes(self) -> Sizes | None:
+        """How the GPU lane, where there is to be one, divides its memory."""
+        recipe = self._placing.recipe
+        return None if recipe is None else Sizes.of(recipe, self._batch.size, self.options.device_bytes)
+
+    def _staging(self, sizes: Sizes | None) -> Staging | None:
+        recipe = self._placing.recipe
+        if recipe is None or sizes is None:
+            return None
+        return Staging(recipe, sizes.shape, self.options.worker_count)
+
+    def _device_config(self, sizes: Sizes | None) -> DeviceConfig:
+        if sizes is None:
+            return DeviceConfig(False, 0, 0, 0, 0, False)
+        stagers = max(1, min(_MOST_STAGERS, self.options.worker_count // 2))
+        return DeviceConfig(True, stagers, sizes.stage_slots, sizes.shape.nbytes, sizes.grain, self.options.exact)
+
+    def _batch_memory(self, sizes: Sizes | None, batch_bytes: int) -> int:
+        """Bytes of batches: on the host, and as many on the device where batches go there."""
+        option = self.options
+        if option.device == "cpu":
+            return option.memory
+        lane = sizes.workspace_bytes if sizes is not None else 0
+        return min(option.memory, max(option.device_bytes - lane, 2 * slot_bytes(batch_bytes)))
 
     def _pickled(self, work: GraphWork) -> bytes:
         try:
@@ -249,6 +291,8 @@ class Loader:
         yield f"operators: {operators}"
         for before, after in _joined(self._graph, self._plan):
             yield f"  {after}: {before} in one, so that only the pixels that are kept get decoded"
+        if option.device != "cpu":
+            yield from self._about_device()
         yield f"batches: {len(self):,} of {self._batch.size} per epoch on each of {option.world_size} ranks"
         if option.worker_count == 0:
             yield "workers: none; batches are prepared in the training process"
@@ -267,6 +311,31 @@ class Loader:
             yield "slots: sized by the first batches, as the samples' shapes are not known beforehand"
         yield f"batch memory: at most {option.memory:,} bytes"
 
+    def _about_device(self) -> Iterator[str]:
+        """Where the parts of the pipeline run, and why."""
+        placing = self._placing
+        yield f"device: {self.options.device}; batches are copied ahead of the training, on a stream of their own"
+        if placing.tail is not None:
+            yield f"after the copy, on the device: {', '.join(gate.name for gate in placing.tail.gates)}"
+        problem = self._feed.lane_problem if self._feed is not None else None
+        if placing.recipe is None:
+            yield f"GPU lane: none; {placing.why_no_lane}"
+        elif self.options.worker_count == 0:
+            yield "GPU lane: none; without workers nothing stages for it"
+        elif problem is not None:
+            yield f"GPU lane: none; {problem}"
+        else:
+            size = self._sizes()
+            assert size is not None
+            yield (
+                f"GPU lane: takes {size.grain} samples at a time, the largest of a batch; "
+                f"works in {size.workspace_bytes >> 20:,} MiB of the device, taken once"
+            )
+            if self._feed is not None:
+                same = "equal a CPU lane's, bit for bit" if self._feed.lane_identical else "differ from a CPU lane's"
+                yield f"  its images {same}, as a look at some when it opened showed"
+            yield f"  {self._sharing.mode} the training's steps: {self._sharing.reason}"
+
 
 def _joined(graph: Graph, plan: Graph) -> Iterator[tuple[str, str]]:
     names = {operator.name for operator in graph.operators}
@@ -283,6 +352,7 @@ class _Epoch(Iterator[dict[str, Any]]):
         self._number = number
         self._left: int | None = None
         """Batches to come; None before the first was asked for."""
+        self._asked_at: float | None = None
 
     def __next__(self) -> dict[str, Any]:
         loader = self._loader
@@ -303,16 +373,34 @@ class _Epoch(Iterator[dict[str, Any]]):
         except BaseException:  # an interrupt may have left half a message behind
             loader._end()
             raise
-        self._count(arrival.seq)
+        step = self._count(arrival.seq)
         if arrival.failure is not None:
             raise_failure(arrival.failure)
         batch: dict[str, Any] = loader._empty_batch() if arrival.value is None else arrival.value
-        return batch
+        return batch if loader._tail is None else self._finished(loader, batch, step, arrival.missing)
+
+    def _finished(self, loader: Loader, batch: dict[str, Any], step: Step, missing: tuple[int, ...]) -> dict[str, Any]:
+        """What is behind the copy is applied on the stream of whoever asks."""
+        tail, opened = loader._placing.tail, loader._tail
+        assert tail is not None
+        assert opened is not None
+        positions = [step.first + row for row in range(step.rows) if row not in missing]
+        return opened.apply(batch, tail.draw(loader.options.seed, loader._epoch, positions))
 
     def _next(self, feed: Feed) -> Arrival:
         if self._left is None:
             self._begin(feed)
+        if isinstance(feed, ProcessFeed) and self._loader._placing.recipe is not None:
+            self._share(feed)
         return feed.next(self._loader.options.timeout_s)
+
+    def _share(self, feed: ProcessFeed) -> None:
+        """A step of the training is over, as far as this process knows."""
+        now, sharing = time.perf_counter(), self._loader._sharing
+        if self._asked_at is not None:
+            sharing.stepped(now - self._asked_at)
+        self._asked_at = now
+        feed.between = sharing.mode == "between"
 
     def _begin(self, feed: Feed) -> None:
         loader = self._loader
@@ -320,13 +408,14 @@ class _Epoch(Iterator[dict[str, Any]]):
         self._done = set(loader._ahead)
         self._upcoming = loader._order.steps(loader._consumed)
         self._steps: deque[Step] = deque()
-        self._firsts: dict[int, int] = {}
+        self._numbered: dict[int, Step] = {}
         self._next_seq = feed.begin(loader._epoch, loader._consumed, self._skip)
         self._left = loader._order.count(loader._consumed) - len(self._skip)
         loader._begun = True
 
-    def _count(self, seq: int) -> None:
-        """The consumed part of the epoch is contiguous; steps that were delivered ahead of it are kept apart."""
+    def _count(self, seq: int) -> Step:
+        """The step of a batch. The consumed part of the epoch is contiguous; steps that were delivered ahead of it are
+        kept apart."""
         loader = self._loader
         assert self._left is not None
         self._left -= 1
@@ -334,11 +423,13 @@ class _Epoch(Iterator[dict[str, Any]]):
             step = next(self._upcoming)
             self._steps.append(step)
             if step.first not in self._skip:
-                self._firsts[self._next_seq] = step.first
+                self._numbered[self._next_seq] = step
                 self._next_seq += 1
-        self._done.add(self._firsts.pop(seq))
+        delivered = self._numbered.pop(seq)
+        self._done.add(delivered.first)
         while self._steps and self._steps[0].first in self._done:
             step = self._steps.popleft()
             self._done.discard(step.first)
             loader._consumed = step.end
         loader._ahead = sorted(self._done)
+        return delivered

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
 from penstock.errors import OptionError
 from penstock.graphwork import OnError
+from penstock.sharing import Mode
 
 __all__ = ["LoaderKeywords", "LoaderOptions", "available_cores", "available_memory_bytes"]
 
 Delivery = Literal["plan", "ready"]
 Start = Literal["auto", "clean", "fork"]
+Lane = Literal["auto", "beside", "between", "off"]
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -23,6 +26,9 @@ class LoaderKeywords(TypedDict, total=False):
     shuffle: bool
     workers: int | Literal["auto"]
     device: str
+    gpu_lane: Lane
+    exact: bool
+    device_bytes: int
     on_error: OnError
     rank: int
     world_size: int
@@ -45,6 +51,14 @@ class LoaderOptions:
     workers: int | Literal["auto"] = "auto"
     """Worker processes; 0 prepares batches in the training process; "auto": one for each core this process may use."""
     device: str = "cpu"
+    """Where batches are: "cpu", "cuda", or one of several GPUs such as "cuda:1"."""
+    gpu_lane: Lane = "auto"
+    """Whether the GPU, if batches go to one, decodes and augments too, and whether beside the training's steps or
+    between them; "auto": where the pipeline lets it, in the way that proves faster."""
+    exact: bool = False
+    """Tie every sample to a kind of lane, so that runs with a GPU lane repeat bit for bit."""
+    device_bytes: int = 1 << 30
+    """The budget of memory on the device: what a GPU lane works in, and batches that are prepared ahead."""
     on_error: OnError = "raise"
     """A sample that cannot be prepared: raise an error, skip it (a smaller batch), or replace it by another."""
     rank: int = 0
@@ -94,11 +108,11 @@ class LoaderOptions:
             _seconds("timeout_s", self.timeout_s)
         if self.metrics_port is not None:
             _whole("metrics_port", self.metrics_port, 0, 65535)
-        if self.device != "cpu":
-            raise OptionError(
-                f"device must be 'cpu', not {self.device!r}; batches come in host memory, and "
-                "batch.to(device, non_blocking=True) moves them"
-            )
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise OptionError(f"device must be 'cpu', 'cuda' or 'cuda:N', not {self.device!r}")
+        _one_of("gpu_lane", self.gpu_lane, get_args(Lane))
+        _flag("exact", self.exact)
+        _whole("device_bytes", self.device_bytes, 64 << 20, 2**40)
         if not isinstance(self.name, str):
             raise OptionError(f"name must be a text, not {self.name!r}")
 
@@ -107,10 +121,16 @@ class LoaderOptions:
         return available_cores() if self.workers == "auto" else self.workers
 
     @property
+    def pinned_sharing(self) -> Mode | None:
+        """How a GPU lane is to share the GPU, where that was said."""
+        return None if self.gpu_lane == "auto" or self.gpu_lane == "off" else self.gpu_lane
+
+    @property
     def memory(self) -> int:
         return min(2 << 30, available_memory_bytes() // 4) if self.memory_bytes == "auto" else self.memory_bytes
 
 
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _LONGEST_S = 2_000_000
 """What `poll` can wait at most, in round numbers."""
 _BATCH = {"batch_size": "size", "drop_last": "size, drop_last=...", "ragged": "size, ragged=..."}

@@ -64,6 +64,8 @@ class Books:
         self._budget = budget_bytes
         self._generations: dict[int, _Generation] = {}
         self._current = -1
+        self._last = -1
+        self._kept: set[int] = set()
 
     @property
     def current(self) -> int:
@@ -94,10 +96,20 @@ class Books:
                 f"a batch takes {nbytes:,} bytes, and two of them do not fit into memory_bytes={self._budget:,}; "
                 f"give at least {2 * capacity:,} or use smaller batches"
             )
+        self._current = self._begin(slots, capacity)
+        return self._generations[self._current].fd
+
+    def keep(self, nbytes: int, slots: int) -> int:
+        """Begin a region beside those for batches, whose slots are not taken from here. Its generation."""
+        generation = self._begin(slots, slot_bytes(nbytes))
+        self._kept.add(generation)
+        return generation
+
+    def _begin(self, slots: int, capacity: int) -> int:
+        self._last += 1
         fd = anonymous(slots * capacity)
-        self._current += 1
-        self._generations[self._current] = _Generation(fd, slots, capacity, deque(range(slots)))
-        return fd
+        self._generations[self._last] = _Generation(fd, slots, capacity, deque(range(slots)))
+        return self._last
 
     def region(self, generation: int) -> tuple[int, int, int]:
         """Descriptor, slots and capacity of a region that is in use."""
@@ -124,7 +136,7 @@ class Books:
     def release(self, generation: int) -> bool:
         """Let go of a region that is no longer taken from, once all its slots are back; True if that was now."""
         held = self._generations[generation]
-        if generation == self._current or len(held.free) < held.slots:
+        if generation == self._current or generation in self._kept or len(held.free) < held.slots:
             return False
         os.close(held.fd)
         del self._generations[generation]

@@ -28,6 +28,8 @@ class Request:
     whole: bool
     crashed: bool
     payload: Any
+    stage: tuple[int, int] | None = None
+    """The stage slot to prepare them in for a GPU lane (see stage.py), instead of preparing them wholly."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ class Result:
     """Samples that failed; with `skip` their rows are missing from the batch, with `replace` they are filled."""
     missing: tuple[int, ...] = ()
     """Rows that hold nothing."""
+    returned: tuple[int, ...] = ()
+    """Rows that a GPU lane cannot take, for the CPU lanes."""
+    left: tuple[int, ...] = ()
+    """Rows that did not fit into the stage slot any more."""
 
 
 class Memory(ABC):
@@ -79,6 +85,8 @@ class Memory(ABC):
 
     slot: memoryview | None = None
     """All of the batch's slot, where it has one."""
+    stage: memoryview | None = None
+    """The stage slot, where the request names one."""
 
     @abstractmethod
     def reserve(self, nbytes: int, whole: bool) -> memoryview | None:

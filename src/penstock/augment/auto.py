@@ -43,6 +43,10 @@ class RandAugment(MovingOperator):
         """An operator and a sign for each of n."""
         return 2 * self.n
 
+    @property
+    def layers(self) -> int:
+        return self.n
+
     def decide(self, units: Units, height: int, width: int) -> tuple[Step, ...]:
         """n steps, fewer where Identity was drawn."""
         frame = Frame(height, width, self.sampler, rgb(self.fill))
@@ -61,6 +65,7 @@ class TrivialAugment(MovingOperator):
 
     name = "trivial_augment"
     units = 3  # operator, magnitude, sign
+    layers = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,6 +87,7 @@ class AutoAugment(MovingOperator):
 
     name = "auto_augment"
     units = 5  # the pair; for each of it whether, and which sign
+    layers = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -57,6 +57,11 @@ def rgb(fill: Fill) -> tuple[float, float, float]:
 class StepOperator(ImageOperator):
     """An operator whose decision is a tuple of steps."""
 
+    @property
+    @abstractmethod
+    def layers(self) -> int:
+        """The most steps that are decided for one image."""
+
     @abstractmethod
     def decide(self, units: Units, height: int, width: int) -> tuple[Step, ...]:
         """The steps for one image of this size."""

@@ -40,6 +40,7 @@ class ColorJitter(StepOperator):
 
     name = "color_jitter"
     units = 5  # the order, and one factor each
+    layers = len(_JITTERS)
 
     def __post_init__(self) -> None:
         for argument in _JITTERS:
@@ -105,6 +106,10 @@ class Cutout(StepOperator):
     def units(self) -> int:
         """Row and column of each centre."""
         return 2 * self.n
+
+    @property
+    def layers(self) -> int:
+        return self.n
 
     def decide(self, units: Units, height: int, width: int) -> tuple[Step, ...]:
         """n steps."""

@@ -53,6 +53,10 @@ class DeepAutoAugment(MovingOperator):
         """Five for each layer."""
         return _DRAWS * len(self.policy)
 
+    @property
+    def layers(self) -> int:
+        return len(self.policy)
+
     @cached_property
     def _bounds(self) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(accumulate(choice[2] for choice in layer)) for layer in self.policy)

@@ -57,6 +57,7 @@ class _Worker:
     busy_since: float | None = None
     tasks: int = 0
     hung: bool = False
+    dismissed: bool = False
 
 
 class Crew:
@@ -102,7 +103,8 @@ class Crew:
 
     def run(self, lane: int, task: int, pieces: Sequence[tuple[Request, Slot | None]]) -> None:
         worker = self._workers[lane]
-        for generation in {slot[0] for _, slot in pieces if slot is not None} - worker.regions:
+        named = [slot for request, own in pieces for slot in (own, request.stage) if slot is not None]
+        for generation in {generation for generation, _ in named} - worker.regions:
             worker.regions.add(generation)
             fd, slots, capacity = self._books.region(generation)
             self._loop.post(worker.channel, ("region", generation, slots, capacity), (os.dup(fd),))
@@ -121,6 +123,17 @@ class Crew:
         if lane in self._workers:
             self._workers[lane].hung = True
             self._signal(self._workers[lane], signal.SIGKILL)
+
+    def dismiss(self, lane: int) -> None:
+        """End a lane that has nothing to do; none takes its place."""
+        worker = self._workers.get(lane)
+        if worker is not None:
+            worker.dismissed = True
+            self._signal(worker, signal.SIGKILL)
+
+    def add(self, lane: int) -> None:
+        """Begin one more lane, under a number of its own."""
+        self._start_worker(lane, 0)
 
     def close(self) -> None:
         for worker in self._workers.values():
@@ -281,6 +294,8 @@ class Crew:
             os.close(worker.pidfd)
         del self._workers[worker.number]
         _reap()
+        if worker.dismissed:
+            return
         failed_starts = 0 if worker.ready else worker.failed_starts + 1
         if failed_starts >= _START_ATTEMPTS:
             error = LaneError(f"worker {worker.number} died {failed_starts} times in a row before it was ready to work")

@@ -135,8 +135,9 @@ def _fork_worker(channel: Channel, work: Work, number: int, template_fds: tuple[
 class _SlotMemory(Memory):
     """A batch's slot, or memory of its own that is handed on with the result: in the message where it is small."""
 
-    def __init__(self, slot: memoryview | None) -> None:
+    def __init__(self, slot: memoryview | None, stage: memoryview | None) -> None:
         self.slot = slot
+        self.stage = stage
         self.own_fd = -1
         self._small: bytearray | None = None
 
@@ -195,6 +196,9 @@ class _Worker:
         elif kind == "forget":
             self._regions.pop(arguments[0], None)
 
+    def _slot(self, slot: tuple[int, int] | None) -> memoryview | None:
+        return None if slot is None else self._regions[slot[0]].slot(slot[1])
+
     def _run(self, task: int, pieces: list[tuple[Request, tuple[int, int] | None]]) -> None:
         """Run the pieces; answer for several at once unless they take long."""
         answers: list[tuple[int, Result]] = []
@@ -202,7 +206,7 @@ class _Worker:
         started = answered = time.perf_counter()
         rows = 0
         for index, (request, slot) in enumerate(pieces):
-            memory = _SlotMemory(self._regions[slot[0]].slot(slot[1]) if slot else None)
+            memory = _SlotMemory(self._slot(slot), self._slot(request.stage))
             result = self._work.run(request, memory)
             rows += len(request.rows)
             fds += [memory.own_fd] if memory.own_fd >= 0 else []

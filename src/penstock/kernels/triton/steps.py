@@ -11,6 +11,8 @@ A layer costs two launches: one makes tables for the steps that map levels (`ste
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -32,8 +34,11 @@ _AFFINE_BILINEAR = tl.constexpr(int(Op.AFFINE_BILINEAR))
 _AFFINE_BICUBIC = tl.constexpr(int(Op.AFFINE_BICUBIC))
 _ERASE = tl.constexpr(int(Op.ERASE))
 
-_TILE = 2048  # pixels of a program
-_SWATHE = 4096  # pixels that a program making tables looks at together
+_TILE = 2048
+"""Pixels of a program."""
+_TABLES: dict[str, Any] = {"block": 4096, "num_warps": 8, "enable_fp_fusion": False}
+_STEPS: dict[str, Any] = {"tile": _TILE, "num_warps": 4, "enable_fp_fusion": False}
+"""Products and sums stay apart."""
 
 
 def scratch_bytes(n: int) -> int:
@@ -47,28 +52,13 @@ def apply_steps(images: torch.Tensor, spare: torch.Tensor, steps: torch.Tensor, 
     Code -1 leaves an image as it is. `spare` is like `images`; both are overwritten, and the one with the result is
     returned: `spare` after an odd number of layers. `scratch` has at least `scratch_bytes(n)` bytes (uint8).
     """
-    n, height, width, _ = images.shape
-    layers = steps.shape[1]
     _check(images, spare, steps, scratch)
-    tiles = triton.cdiv(height * width, _TILE)
+    n, height, width, _ = images.shape
+    layers, pixels = steps.shape[1], height * width
+    tiles = triton.cdiv(pixels, _TILE)
     for layer in range(layers):
-        fill_tables[(3, n)](
-            images, steps, scratch, height * width, layer, layers, block=_SWATHE, num_warps=8, enable_fp_fusion=False
-        )
-        _apply[(tiles, n)](
-            images,
-            spare,
-            steps,
-            scratch,
-            height,
-            width,
-            height * width * 3,
-            layer,
-            layers,
-            tile=_TILE,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+        fill_tables[(3, n)](images, steps, scratch, pixels, layer, layers, **_TABLES)
+        _apply[(tiles, n)](images, spare, steps, scratch, height, width, pixels * 3, layer, layers, **_STEPS)
         images, spare = spare, images
     return images
 
@@ -101,8 +91,11 @@ def _apply(
     layers: tl.tensor,
     tile: tl.constexpr,
 ) -> None:
-    """A tile of a sample's pixels, for the one step of that sample. Blocks are the smaller, the more a pixel keeps in
-    registers."""
+    """A tile of a sample's pixels, for the one step of that sample.
+
+    What goes by bytes has a size of block of its own: the compiler gives blocks of one size one layout, and that of
+    bytes (neighbours to one thread) makes pixels go through shared memory.
+    """
     sample = tl.program_id(1).to(tl.int64)
     step = steps + (sample * layers + layer) * _FLAT
     code = tl.load(step).to(tl.int32)
@@ -112,19 +105,19 @@ def _apply(
     if tabled(code):
         _look_up(source, target, tables + sample * (3 * LEVELS), size, first, tile)
     elif code == _SATURATION:
-        saturation(source, target, step, first, end, 512)
+        saturation(source, target, step, first, end, 256)
     elif code == _HUE:
         hue(source, target, step, first, end, 256)
     elif code == _SHARPNESS:
         sharpness(source, target, step, height, width, first, end, 512)
     elif code == _AFFINE:
-        nearest(source, target, step, height, width, first, end, 512)
+        nearest(source, target, step, height, width, first, end, 256)
     elif code == _AFFINE_BILINEAR:
         bilinear(source, target, step, height, width, first, end, 256)
     elif code == _AFFINE_BICUBIC:
         bicubic(source, target, step, height, width, first, end, 128)
     elif code == _ERASE:
-        erase(source, target, step, height, width, first, end, 512)
+        erase(source, target, step, height, width, first, end, 256)
     else:
         _copy(source, target, size, first, tile)
 
