@@ -73,35 +73,43 @@ def arguments(description: str, seconds: float, rounds: int) -> argparse.Argumen
 
 
 def measured(part: Part, options: argparse.Namespace, until: float) -> tuple[list[Row], Measured]:
-    """The rows, and what is worth knowing of the work. Takes turns until the clock says `until`."""
+    """The rows, and what is worth knowing of the work. Takes turns until the clock says `until`.
+
+    The log of turns lies beside the results, so that they are there also if this process is killed.
+    """
     root = _root(part, options)
     request = _request(part, options, root, until)
     log = Path(request["log"])
     log.unlink(missing_ok=True)
     rows = {name: Row(name) for name in part.loaders}
-    turns = [(number, name) for number in range(options.rounds) for name in rows]
     try:
-        if part.compile:
-            _fill_cache(part, request, until)
-        while turns:
-            left = _taken(part, {**request, "turns": turns}, rows)
-            if left is None:
-                break
-            turns = left
+        _take_all(part, request, rows, options.rounds)
     except RuntimeError as error:
         for row in rows.values():
             row.error = row.error or str(error)
-    known = {key: value for line in _lines(log) for key, value in line.get("machine", {}).items()}
-    settings = {**asdict(part), "machine": known, "mean_file_bytes": data.mean_bytes(root)}
-    return list(rows.values()), settings | {
-        "seconds": options.seconds,
-        "rounds": options.rounds,
-        "commit": options.commit,
-    }
+    settings = _settings(part, options, root, _lines(log))
+    if options.results is None:
+        log.unlink(missing_ok=True)
+    return list(rows.values()), settings
 
 
-def _taken(part: Part, request: Measured, rows: dict[str, Row]) -> list[tuple[int, str]] | None:
-    """Run a process; the turns that are left to another one, None if it ended in peace."""
+def _settings(part: Part, options: argparse.Namespace, root: Path, lines: list[Measured]) -> Measured:
+    known = {key: value for line in lines for key, value in line.get("machine", {}).items()}
+    said = {key: getattr(options, key) for key in ("seconds", "rounds", "warm", "commit")}
+    return {**asdict(part), **said, "machine": known, "mean_file_bytes": data.mean_bytes(root)}
+
+
+def _take_all(part: Part, request: Measured, rows: dict[str, Row], rounds: int) -> None:
+    """All turns, in one process as long as none ends it."""
+    if part.compile:
+        _fill_cache(part, request)
+    turns = [(number, name) for number in range(rounds) for name in rows]
+    while turns and time.time() < request["until"]:
+        turns = _taken(part, {**request, "turns": turns}, rows)
+
+
+def _taken(part: Part, request: Measured, rows: dict[str, Row]) -> list[tuple[int, str]]:
+    """Run a process; the turns that are left to another one, none if it ended in peace."""
     log = Path(request["log"])
     seen = len(_lines(log))
     died: RuntimeError | None = None
@@ -112,7 +120,7 @@ def _taken(part: Part, request: Measured, rows: dict[str, Row]) -> list[tuple[in
         died = error
     under_way = _entered(_lines(log)[seen:], rows)
     if died is None:
-        return None
+        return []
     if under_way is None:
         raise died
     rows[under_way].error = str(died)
@@ -134,11 +142,11 @@ def _entered(lines: list[Measured], rows: dict[str, Row]) -> str | None:
     return under_way
 
 
-def _fill_cache(part: Part, request: Measured, until: float) -> None:
+def _fill_cache(part: Part, request: Measured) -> None:
     """Compile once with all cores, for it takes them seconds and the part's own few cores minutes."""
     marker = harness.scratch() / f"compiled-{part.model}-{part.batch}-{part.size}-{part.compile}"
     if not marker.exists():
-        timeout = min(COMPILING_S, max(30.0, until - time.time()))
+        timeout = min(COMPILING_S, max(30.0, request["until"] - time.time()))
         harness.measure("benchmarks.training.trial:compiled", request, cores=os.cpu_count() or 1, timeout=timeout)
         marker.touch()
 

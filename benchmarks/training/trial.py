@@ -103,8 +103,9 @@ class Trial:
         with contextlib.closing(loaders.opened(name, self.job)) as batches:
             self._check(next(batches))
             measured["first_batch_s"] = time.perf_counter() - start
-            self._alone(batches, self.request["warm"])
-            measured |= {f"alone_{key}": value for key, value in self._alone(batches, seconds / 2).items()}
+            if name != "synthetic":  # which has no rate
+                self._alone(batches, self.request["warm"])
+                measured |= {f"alone_{key}": value for key, value in self._alone(batches, seconds / 2).items()}
             if trainer is not None:
                 self._train(batches, self.request["warm"])
                 measured |= self._training(batches, seconds)
