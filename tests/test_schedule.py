@@ -515,6 +515,23 @@ def test_a_lane_that_was_lost_has_no_tasks_left_to_answer_for() -> None:
         scheduler.piece_done(0, old.task, 0)
 
 
+def test_a_lane_that_is_retired_while_it_is_being_replaced_is_dismissed_at_once() -> None:
+    scheduler = Scheduler()
+    scheduler.lane_joined(0)
+    scheduler.lane_lost(0)
+    assert scheduler.lane_retired(0) == [Dismiss(0)]
+
+
+def test_a_large_piece_that_comes_back_is_cut_for_lanes_of_smaller_grain() -> None:
+    scheduler = Scheduler()
+    scheduler.grain = 2
+    scheduler.lane_joined(0, depth=1, large_end=True, grain=8)
+    scheduler.batch_opened(BatchSpec(0, 8))
+    scheduler.lane_lost(0, blame=0)
+    pieces = [piece for task in assigned(scheduler.lane_joined(1, depth=9)) for piece in task.pieces]
+    assert [len(piece.rows) for piece in pieces] == [2, 2, 2, 2]
+
+
 def test_losing_an_unknown_lane_is_nothing() -> None:
     assert Scheduler().lane_lost(7) == []
 

@@ -92,7 +92,8 @@ class Scheduler:
         piece = self._lanes[lane].tasks[task][index]
         end = self._lanes[lane].end
         batch = self._open[piece.seq]
-        back = tuple(row for row in piece.rows if row in returned)
+        unfit = frozenset(returned)
+        back = tuple(row for row in piece.rows if row in unfit)
         if back:
             assert end == "large", "only lanes of the large end return rows"
             assert batch.spec.lane is None, "a batch that is pinned to a lane has no other to return rows to"
