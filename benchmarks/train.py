@@ -41,7 +41,10 @@ def _parser() -> argparse.ArgumentParser:
         "--model", choices=(*MODELS, "none"), default="resnet50", help='"none": only the loaders, alone'
     )
     parser.add_argument(
-        "--loader", nargs="+", default=["penstock"], help=f"NAME or NAME:SETTING of {', '.join(LOADERS)}"
+        "--loader",
+        nargs="+",
+        default=["penstock"],
+        help=f"{', '.join(LOADERS)}; or NAME:SETTING, as dali:1.0 (the engine's share), torch:v1, penstock:workers=4",
     )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--compile", nargs="?", const="default", default="", help="with a mode of torch.compile")
