@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -118,12 +120,14 @@ MATRICES = {
     "turned by half": (-1.0, 0.0, 9.0, 0.0, -1.0, 33.0),
     "one pixel": (0.0, 0.0, 1.0, 0.0, 0.0, 1.0),
     "turned about the middle": (0.1, 1.9, -3.3, -1.7, 0.3, 41.0),
+    "turned to borders of pixels": (1.0, 1 / 3, 0.0, -1 / 3, 1.0, 0.0),
 }
 BEYOND = {
     "left": (1.0, 0.0, -60.0, 0.0, 1.0, 0.0),
     "wholly": (1.0, 0.2, 40000.0, 0.0, 1.0, 0.0),
     "as far as 16.16 goes": (1.0, 0.5, 32700.0, 0.5, 1.0, -32700.0),
     "but for one corner": (5000.5, 1.0, -2500.0, 1.0, 4000.3, -2000.0),
+    "at the last corner": (734.0, 925.4, -819.7, 0.0, 0.0, 3.0),
     "both ways": (7.9e6, -7.9e6, 2.0, -7.9e6, 7.9e6, 2.0),
 }
 AFFINE = [(*matrix, *FILL) for matrix in (*MATRICES.values(), *BEYOND.values())]
@@ -159,7 +163,7 @@ def test_every_op_has_parameters() -> None:
 @pytest.mark.parametrize("op", Op, ids=lambda op: op.name)
 def test_every_op_on_every_size(op: Op) -> None:
     for height, width in SIZES:
-        images = [(noise, smooth, flat)[k % 3](height, width, k) for k in range(len(PARAMETERS[op]))]
+        images = [noise(height, width, seed) for seed in range(len(PARAMETERS[op]))]
         check(np.stack(images), [[(op, parameters)] for parameters in PARAMETERS[op]])
 
 
@@ -290,3 +294,31 @@ def test_what_does_not_fit_is_refused() -> None:
     for arguments in wrong:
         with pytest.raises(ValueError, match="expected two dense uint8 batches"):
             apply_steps(*arguments)
+
+
+# ---- the real compiler ----
+
+_COMPILE = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from penstock.kernels.triton import steps
+
+TYPES = {"images": "*u8", "out": "*u8", "tables": "*u8", "steps": "*fp64", "tile": "constexpr", "block": "constexpr"}
+for kernel, options in ((steps.fill_tables, steps._TABLES), (steps._apply, steps._STEPS)):
+    names = kernel.arg_names
+    places = {(names.index(name),): options[name] for name in options if name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in {*TYPES, "size"}}
+    source = ASTSource(kernel, {name: TYPES.get(name, "i32") for name in names}, places, aligned)
+    options = {name: options[name] for name in options if name not in names}
+    built = compile(source, GPUTarget("cuda", 90, 32), options)
+    print(kernel.__name__, built.asm["ptx"].count("fma."), built.metadata.shared)
+"""
+
+
+def test_the_compiler_keeps_products_and_sums_apart_and_pixels_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables need shared memory for their histograms and sums."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    done = subprocess.run([sys.executable, "-c", _COMPILE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["fill_tables 0 1024", "_apply 0 0"]

@@ -7,6 +7,11 @@ kernels make the same products and sums in the same precision and order. What `a
 gives pixels of no meaning, but reads and writes nothing outside the buffers.
 
 A layer costs two launches: one makes tables for the steps that map levels (`steps_tables.py`), one applies all steps.
+
+Expected of an H200, from the instructions that the compiler gives for 224 x 224 pixels at half its issue rate, in
+microseconds of the whole GPU per image: copy 0.06 (memory), tables 0.1, saturation 0.2, erase 0.3, nearest pixel 0.4,
+hue 0.8, sharpness 0.9, bilinear 0.9, bicubic 2.4; the histograms of equalize 1.0 more. A layer of RandAugment: 0.35 on
+average. (An expectation, not a measurement.)
 """
 
 from __future__ import annotations
