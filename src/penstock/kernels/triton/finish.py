@@ -1,7 +1,10 @@
 """The last step on the GPU: images of a tiny-batch into their rows of the batch, as levels or normalised.
 
-levels = level_table(scale, bias, torch.bfloat16).to("cuda")
-finish(images, sources, rows, batch, levels)
+    levels = level_table(scale, bias, torch.bfloat16).to("cuda")
+    finish(images, sources, rows, batch, levels)
+
+Bound by memory. Expected of an H200, per image of 224 x 224: 0.1 microseconds for uint8 or 16-bit floats, 0.2 for
+float32, 2.7 from pinned memory. (An expectation, not a measurement.)
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from penstock.kernels.pixels import normalize
 
 __all__ = ["finish", "level_table"]
 
-_TILE = 4096  # bytes of a program
+_TILE = 4096
+"""Bytes of a program."""
 
 
 def level_table(scale: NDArray[np.float32], bias: NDArray[np.float32], dtype: torch.dtype) -> torch.Tensor:
