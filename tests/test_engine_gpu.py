@@ -121,7 +121,9 @@ def test_the_area_is_left_alone_until_it_is_free(engine: Engine) -> None:
 
 
 def test_what_is_taken_is_supported_and_right(engine: Engine) -> None:
-    files = {name: jpegs.coefficients(75, 61, jpegs.SAMPLINGS[name], 5) for name in jpegs.SAMPLINGS}
+    samplings = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
+    files = {name: jpegs.saved(jpegs.photo(75, 61), subsampling=number) for name, number in samplings.items()}
+    files["gray"] = jpegs.saved(jpegs.photo(75, 61, 0, "L"))
     for size in ((1, 1), (9, 5), (8, 8), (17, 33), (63, 65), (4000, 3000), (9000, 40)):
         files[f"{size}"] = jpegs.saved(jpegs.photo(*size))
     for options in ({"quality": 100}, {"optimize": True}, {"restart_marker_blocks": 4}, {"quality": 3}):

@@ -32,6 +32,9 @@ from penstock.kernels.triton.axes import weigh
 from penstock.kernels.triton.cut import cut
 from penstock.kernels.triton.planes import convert
 
+TALL_FIRST = int(resample.PIL.__version__.split(".")[0]) >= 13
+"""The order of passes of the Pillow that is installed."""
+
 pytestmark = MARKS
 
 GUARD, POISON = 0xA5, 0x5A
@@ -132,7 +135,7 @@ def row_of(sample: Sample, area: Area, index: int, tall_first: bool) -> list[int
     return row
 
 
-def gpu(samples: list[Sample], tall_first: bool = True) -> np.ndarray:
+def gpu(samples: list[Sample], tall_first: bool = TALL_FIRST) -> np.ndarray:
     """The results of the kernels; asserts that they write nowhere else."""
     area = Area()
     table = [row_of(sample, area, i, tall_first) for i, sample in enumerate(samples)]
@@ -152,7 +155,7 @@ def gpu(samples: list[Sample], tall_first: bool = True) -> np.ndarray:
     return result[:n]
 
 
-def check(samples: list[Sample], tall_first: bool = True) -> None:
+def check(samples: list[Sample], tall_first: bool = TALL_FIRST) -> None:
     """Equal to the CPU's, but that a GPU's sin and cos may differ in the last place."""
     for sample, found in zip(samples, gpu(samples, tall_first), strict=True):
         difference = np.abs(found.astype(int) - sample.expected).max()
@@ -302,7 +305,7 @@ def test_extreme_pixels_are_clipped() -> None:
 @pytest.fixture
 def any_pillow() -> Iterator[None]:
     yield
-    lib.ps_resize_tall_first(int(resample.PIL.__version__.split(".")[0]) >= 13)
+    lib.ps_resize_tall_first(TALL_FIRST)
 
 
 def tall() -> list[Sample]:

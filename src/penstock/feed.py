@@ -291,6 +291,8 @@ class ProcessFeed(Feed):
 
     def close(self) -> None:
         self._discard()
+        if self._device is not None:
+            self._device.waiting(False)  # what was to be done between steps is done now
         self._finalizer()
         if self._thread is not None:
             self._thread.join(_END_WAIT_S)
