@@ -36,7 +36,7 @@ native:
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/pip install -q 'pip>=25.1'
 	.venv/bin/pip install -q torch==2.13.0
-	.venv/bin/pip install -q -e '.[all]' --group dev
+	.venv/bin/pip install -q -e '.[all]' --group dev --group kernels
 	touch $@
 
 .venv/docs: docs/requirements.txt .venv/ready

@@ -308,7 +308,8 @@ TYPES = {"images": "*u8", "out": "*u8", "tables": "*u8", "steps": "*fp64", "tile
 for kernel, options in ((steps.fill_tables, steps._TABLES), (steps._apply, steps._STEPS)):
     names = kernel.arg_names
     places = {(names.index(name),): options[name] for name in options if name in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in {*TYPES, "size"}}
+    pointers = {name for name, kind in TYPES.items() if kind.startswith("*")}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in {*pointers, "size"}}
     source = ASTSource(kernel, {name: TYPES.get(name, "i32") for name in names}, places, aligned)
     options = {name: options[name] for name in options if name not in names}
     built = compile(source, GPUTarget("cuda", 90, 32), options)
