@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -163,6 +164,7 @@ class Laws(RuleBasedStateMachine):
             assert piece.whole or len(rows) == 1
         if rows <= batch.fresh and not piece.whole:
             self.check_end(self.end[assign.lane], batch, rows)
+            self.check_share(assign.lane, batch, rows)
         batch.fresh -= rows
         batch.redo -= rows
 
@@ -176,6 +178,13 @@ class Laws(RuleBasedStateMachine):
             assert max(mine) <= min(others)
         if end == "small" and batch.spec.lane is None:
             assert len(left) >= self.keep(batch), "the last rows are left to the large end"
+
+    def check_share(self, lane: int, batch: Batch, rows: set[int]) -> None:
+        if batch is not self.alive()[0] or self.end[lane] == "large" or self.grain[lane] or batch.spec.lane is not None:
+            return
+        mine = sum(batch.tie(row) in (None, "small") for row in batch.fresh)
+        lanes = list(self.expected.values()).count("small")
+        assert len(rows) <= max(math.ceil(mine / lanes), math.ceil(self.scheduler.grain / 2)), "no more than its share"
 
     # events
 
@@ -530,6 +539,18 @@ def test_a_large_piece_that_comes_back_is_cut_for_lanes_of_smaller_grain() -> No
     scheduler.lane_lost(0, blame=0)
     pieces = [piece for task in assigned(scheduler.lane_joined(1, depth=9)) for piece in task.pieces]
     assert [len(piece.rows) for piece in pieces] == [2, 2, 2, 2]
+
+
+def test_lanes_share_what_is_left_of_the_batch_that_is_waited_for() -> None:
+    scheduler = Scheduler()
+    scheduler.grain = 20
+    for lane in range(4):
+        scheduler.lane_joined(lane, depth=3)
+    sizes = [
+        [len(piece.rows) for task in assigned(scheduler.batch_opened(BatchSpec(seq, 64))) for piece in task.pieces]
+        for seq in range(2)
+    ]
+    assert sizes == [[16, 12, 10, 10, 10, 6], [20, 20, 20, 4]]
 
 
 def test_losing_an_unknown_lane_is_nothing() -> None:

@@ -99,13 +99,13 @@ class Open:
         redo = self.redo.get(key) or self.redo[None]
         return bool(redo) and redo[0].alone
 
-    def take(self, key: Key, end: End, grain: int, keep: int = 0) -> Piece:
-        """The next tiny-batch of at most `grain` rows (all of them when the batch is done whole)."""
+    def take(self, key: Key, end: End, grain: int, keep: int, share: int) -> Piece:
+        """The next tiny-batch of at most `grain` rows, `share` of fresh ones (all when the batch is done whole)."""
         redo = self.redo.get(key) or self.redo[None]
         if redo:
             return _cut(redo, grain)
         rows = self.fresh[key]
-        count = len(rows) if self.whole else min(grain, len(rows) - keep)
+        count = len(rows) if self.whole else min(grain, share, len(rows) - keep)
         take = rows.popleft if end == "small" else rows.pop
         tied = end if self.apart else None
         return Piece(self.spec.seq, tuple(take() for _ in range(count)), self.whole, end=tied)

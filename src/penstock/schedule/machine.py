@@ -271,13 +271,20 @@ class Scheduler:
             batch, key = found
             if pieces and batch.next_alone(key):
                 break
-            piece = batch.take(key, lane.end, grain - rows, self._keep(batch, key))
+            share = self._share(batch, grain) if key == "small" and lane.grain is None else grain
+            piece = batch.take(key, lane.end, grain - rows, self._keep(batch, key), share)
             batch.threshold = self.threshold.rows
             pieces.append(piece)
             rows += len(piece.rows)
-            if piece.alone:
+            if piece.alone or len(piece.rows) == share:
                 break
         return pieces
+
+    def _share(self, batch: Open, grain: int) -> int:
+        """What a lane of the small end takes of a batch's fresh rows at the most."""
+        if batch.spec.seq != self.first_open():
+            return grain
+        return min(grain, max(-(-len(batch.fresh["small"]) // self._lanes.count("small")), -(-grain // 2)))
 
     # batches that have work
 

@@ -51,6 +51,10 @@ class Roster(dict[int, Lane]):
         """A lane of the large end takes tasks."""
         return bool(self._active_large)
 
+    def count(self, end: End) -> int:
+        """Lanes of an end that are there, or will be replaced."""
+        return self._ends[end]
+
     def expect(self, number: int, end: End) -> bool:
         """The lane is there; true if that is news, not the replacement of one that was lost."""
         if self._expected.get(number) == end:
