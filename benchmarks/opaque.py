@@ -1,8 +1,9 @@
 """`penstock.DataLoader` beside `torch.utils.data.DataLoader`: same arguments, datasets that neither can look into.
 
 tiny: a __getitem__ of about a microsecond. light: a float tensor 3x32x32. heavy: Pillow decodes and augments a
-photograph. uneven: one sample in twenty takes twenty times as long; `balance` is the time that the work would take if
-it were spread perfectly over the workers, as a share of the time it took; `longest wait` is that between two batches.
+photograph. uneven: one sample in twenty computes twenty times as long; waiting: it waits for its storage so long, and
+there are four workers. `balance` is the time that the work would take if it were spread perfectly over the workers, as
+a share of the time it took; `longest wait` is that between two batches, the first of an epoch being apart.
 
 `python -m benchmarks.opaque [--only uneven]`
 """
@@ -20,11 +21,15 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks import harness, photos
 from benchmarks.harness import Measured, Row
 
-SAMPLES = {"tiny": 640_000, "light": 64_000, "heavy": 2_000, "uneven": 6_400}
+SAMPLES = {"tiny": 640_000, "light": 64_000, "heavy": 2_000, "uneven": 6_400, "waiting": 12_800}
+WORKERS = {"waiting": 4}
+"""Two where nothing else is said."""
 QUICK = 20
 """A quick run takes this fraction of the samples."""
 LOADERS = ("torch", "penstock")
 BASE_S, SLOW_EVERY, SLOW_TIMES = 0.001, 20, 20
+_INEXACT_S = 0.0002
+"""How much longer than asked for a sleep may take."""
 
 
 class Tiny(Dataset[int]):
@@ -67,6 +72,17 @@ class Uneven(Tiny):
         return index
 
 
+class Waiting(Uneven):
+    """Waits for 1 ms, or 20 ms. It sleeps for most of that time, and looks at the clock for the rest of it."""
+
+    def __getitem__(self, index: int) -> Any:
+        until = time.perf_counter() + self.seconds(index)
+        time.sleep(self.seconds(index) - _INEXACT_S)
+        while time.perf_counter() < until:
+            pass
+        return index
+
+
 def _dataset(case: str, samples: int, root: str) -> Dataset[Any]:
     if case == "heavy":
         from torchvision.datasets import ImageFolder
@@ -75,7 +91,7 @@ def _dataset(case: str, samples: int, root: str) -> Dataset[Any]:
         steps = v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), v2.PILToTensor()])
         folder: Dataset[Any] = ImageFolder(root, steps)
         return folder
-    kinds: dict[str, type[Tiny]] = {"tiny": Tiny, "light": Light, "uneven": Uneven}
+    kinds: dict[str, type[Tiny]] = {"tiny": Tiny, "light": Light, "uneven": Uneven, "waiting": Waiting}
     return kinds[case](samples)
 
 
@@ -116,7 +132,7 @@ def _run(row: Row, options: argparse.Namespace) -> Measured:
     case, loader = row.name.split("/")
     samples = SAMPLES[case] // (QUICK if options.quick else 1)
     root = photos.class_folders(options.photos, samples) if case == "heavy" else Path()
-    request = {"case": case, "loader": loader, "samples": samples, "workers": 2, "root": str(root)}
+    request = {"case": case, "loader": loader, "samples": samples, "workers": WORKERS.get(case, 2), "root": str(root)}
     return harness.measure("benchmarks.opaque:measure", request, cores=options.cores, timeout=options.timeout)
 
 
@@ -125,7 +141,7 @@ def _line(case: str, torch: Row, penstock: Row) -> tuple[str, ...]:
         return case, "failed", "", "", "", "", "", ""
     rates = [row.median("samples_per_s") for row in (torch, penstock)]
     waits = [row.median("longest_wait_s") for row in (torch, penstock)]
-    uneven = case == "uneven"
+    uneven = case in ("uneven", "waiting")
     balance = [f"{row.median('balance'):.3f}" if uneven else "" for row in (torch, penstock)]
     return (
         *(case, *(f"{rate:,.0f}" for rate in rates), f"{rates[1] / rates[0]:.3f}"),
@@ -146,7 +162,9 @@ def main() -> int:
     )
     pairs = zip(options.only, rows[::2], rows[1::2], strict=True)
     text = harness.table(head, [_line(case, torch, penstock) for case, torch, penstock in pairs])
-    settings = {"cores": options.cores, "workers": 2, "batch": 64, "samples": {c: SAMPLES[c] for c in options.only}}
+    workers = {case: WORKERS.get(case, 2) for case in options.only}
+    samples = {case: SAMPLES[case] for case in options.only}
+    settings = {"cores": options.cores, "workers": workers, "batch": 64, "samples": samples}
     return harness.finish("opaque", options, settings, rows, text)
 
 

@@ -154,16 +154,19 @@ def figures() -> str:
 
 
 def uneven(record: Record) -> Iterator[str]:
-    """How evenly the work of `uneven` was spread."""
-    shares = {
-        row["name"].split("/")[1]: spread(row, "balance")[0] for row in record["rows"] if row["name"][:7] == "uneven/"
-    }
-    if shares:
-        yield (
-            f"`uneven`: {shares['penstock']:.3f} of perfect balance over the workers "
-            f"(torch {shares['torch']:.3f}), start included."
-        )
-        yield ""
+    """How evenly work was spread that differs by sample."""
+    for case in ("uneven", "waiting"):
+        shares = {
+            row["name"].split("/")[1]: spread(row, "balance")[0]
+            for row in record["rows"]
+            if row["name"].startswith(f"{case}/")
+        }
+        if shares:
+            yield (
+                f"`{case}`: {shares['penstock']:.3f} of perfect balance over the workers "
+                f"(torch {shares['torch']:.3f}), start included."
+            )
+            yield ""
 
 
 def plain_table(record: Record) -> Iterator[str]:
