@@ -105,7 +105,10 @@ class Laws(RuleBasedStateMachine):
         """Fresh rows that lanes of the small end must leave."""
         active = any(self.end[n] == "large" and self.depth[n] and n not in self.retired for n in self.lanes)
         oldest = next((other for other in self.alive() if other.waits_for("large")), None)
-        shared = batch.spec.large is None and not batch.whole and not batch.returned
+        shared = batch.spec.large is None and not batch.whole
+        if active and shared and self.scheduler.rests:
+            return batch.spec.rows
+        shared = shared and not batch.returned
         return self.scheduler.threshold.rows if active and shared and batch is oldest else 0
 
     def obey(self, instructions: list[Instruction]) -> None:
@@ -359,6 +362,10 @@ class Laws(RuleBasedStateMachine):
         self.scheduler.threshold.rows = rows
         self.told = False
 
+    @rule(rests=st.booleans())
+    def rest(self, rests: bool) -> None:
+        self.obey(self.scheduler.small_end_rests(rests))
+
     # what is always so
 
     @invariant()
@@ -416,6 +423,7 @@ class Laws(RuleBasedStateMachine):
         for lane in self.lanes:
             self.depth[lane] = 2
             self.scheduler.lane_depth(lane, 2)
+        self.rest(False)
         while absent := [lane for lane in range(6) if lane not in self.lanes]:
             for lane in absent:
                 self.join(lane, 2, lane == 5, None)

@@ -116,6 +116,24 @@ def test_lanes_of_the_small_end_go_on_with_the_next_batch() -> None:
     assert rows_of(scheduler.batch_opened(BatchSpec(1, 4)), SMALL) == [(1, 2), (1, 2)]
 
 
+def test_a_small_end_that_rests_leaves_all_that_the_large_end_can_take() -> None:
+    scheduler = both(0)
+    scheduler.small_end_rests(True)
+    work = scheduler.batch_opened(BatchSpec(0, 12))
+    assert rows_of(work, SMALL) == []
+    (task, *_) = assigned(work)
+    returned = scheduler.piece_done(LARGE, task.task, 0, returned=task.pieces[0].rows[:1])
+    assert rows_of(returned, SMALL) == [(0, 1)], "what the large end cannot take"
+    assert rows_of(scheduler.small_end_rests(False), SMALL) != []
+
+
+def test_a_small_end_cannot_rest_alone() -> None:
+    scheduler = both(0)
+    scheduler.small_end_rests(True)
+    scheduler.batch_opened(BatchSpec(0, 12))
+    assert rows_of(scheduler.lane_lost(LARGE, for_good=True), SMALL) != []
+
+
 def test_only_the_batch_that_the_large_end_takes_from_next_is_held() -> None:
     scheduler = both(100, small_depth=100)
     for seq in range(4):

@@ -21,11 +21,13 @@ The following is how it is meant to behave. If the implementation differs, it is
 - Lanes of the small end leave the last rows of a batch, as many as the threshold says, to those of the large end, and
   go on with the next batch. They do so only while a lane of the large end takes tasks, only in the batch from which it
   takes next, and not once rows of that batch were returned. So they are idle only while no more rows than that wait.
+- While the small end rests and a lane of the large end takes tasks, lanes of the small end take nothing that the large
+  end could take, too, but for pieces that are redone.
 - Of the oldest batch, which is waited for, lanes without a grain of their own take no more than their share of the rows
   that are left, but half a grain at least: so it is done sooner, and they end together.
 - A retired lane gets no more tasks, keeps those it has, and is dismissed when the last of them is done.
 - An event costs the same with one lane and with a thousand, with one batch in the window and with a thousand; but for
-  the event that the last lane of an end is gone for good, or that one comes again.
+  the event that the last lane of an end is gone for good, or that one comes again, or that the small end rests no more.
 """
 
 from __future__ import annotations

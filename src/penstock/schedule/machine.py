@@ -35,6 +35,9 @@ class Scheduler:
         self._held: Open | None = None
         """The batch that is not in the small end's backlog because its last rows are left to the large end."""
         self._notices: list[Instruction] = []
+        self._resting = False
+        """Batches may be missing from the small end's backlog because it rested when they were looked at."""
+        self.rests = False
         self.threshold = Threshold()
         self.grain = 1
         """Rows that a lane without a grain of its own takes at a time; set from outside as the cost of a row becomes
@@ -74,6 +77,11 @@ class Scheduler:
     def lane_grain(self, lane: int, grain: int) -> None:
         """A lane takes so many rows at a time, from the next task on."""
         self._lanes[lane].grain = grain
+
+    def small_end_rests(self, rests: bool) -> list[Instruction]:
+        """While there are lanes of the large end, those of the small end take only what these cannot."""
+        self.rests = rests
+        return self._proceed()
 
     def lane_retired(self, lane: int) -> list[Instruction]:
         """A lane, or the one that would replace it, is not wanted any more: it is dismissed when its tasks are done."""
@@ -199,7 +207,7 @@ class Scheduler:
         if batch.unfilled or batch.cancelled:
             return
         self._complete.add(batch.spec.seq)
-        told = batch.shared and not batch.disturbed and batch.threshold == self.threshold.rows
+        told = batch.shared and not batch.disturbed and batch.threshold == self.threshold.rows and not self.rests
         if told and self._leave_last and self._lanes.has_large:
             self.threshold.judge(small_last=end == "small", step=self.grain, most=batch.spec.rows)
 
@@ -302,6 +310,7 @@ class Scheduler:
 
     def _top(self, key: Key) -> Open | None:
         if key == "small":
+            self._wake()
             self._release_held()
         while (seq := self._backlog.first(key)) is not None:
             batch = self._open.get(seq)
@@ -309,16 +318,27 @@ class Scheduler:
             if batch is not None and batch.has_work(key, keep):
                 return batch
             self._backlog.drop_first(key)
-            if keep:
+            if keep and not self._resting:
                 self._held = batch
         return None
 
     def _keep(self, batch: Open, key: Key) -> int:
         """Rows of the batch that must be left to others."""
-        if key != "small" or not self.threshold.rows or not self._lanes.has_large:
+        if key != "small" or not (self.threshold.rows or self.rests) or not self._lanes.has_large:
             return 0
+        if self.rests and batch.shared:
+            return batch.spec.rows
         mine = batch.shared and not batch.returned and batch is self._top("large")
         return self.threshold.rows if mine else 0
+
+    def _wake(self) -> None:
+        """What the small end did not take while it rested, it may take from now on."""
+        resting = self.rests and self._lanes.has_large
+        if self._resting and not resting:
+            for batch in self._open.values():
+                if batch.shared and batch.has_work("small"):
+                    self._backlog.add("small", batch.spec.seq)
+        self._resting = resting
 
     def _release_held(self) -> None:
         held, self._held = self._held, None
