@@ -94,8 +94,7 @@ def test_nothing_is_allocated_in_the_steady_state(folder: Path) -> None:
         batches = _running(loader)
         for _ in range(50):
             next(batches)
-        device = loader._feed._device  # type: ignore[union-attr]
-        assert isinstance(device, CudaDevice)
+        device = lane(loader)
         before = torch.cuda.memory_stats(), device.counts()
         for _ in range(1000):
             next(batches)
@@ -152,7 +151,7 @@ def test_the_lane_leaves_the_interpreter_to_the_training(folder: Path, monkeypat
     monkeypatch.setattr(Decoder, "submit", timed(Decoder.submit))
     with ps.Loader(_pipe(folder, 128), device="cuda", workers=4) as loader:
         batches = _running(loader)
-        thread = loader._feed._thread._thread  # type: ignore[union-attr]
+        thread = loader._feed.threads[0]._thread  # type: ignore[union-attr]
         clock = time.pthread_getcpuclockid(thread.ident)
         start, cpu, native = time.perf_counter(), time.clock_gettime(clock), outside["seconds"]
         for _ in range(200):

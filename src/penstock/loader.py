@@ -346,10 +346,11 @@ class Loader:
     def _about_lanes(self) -> Iterator[str]:
         size, threads = self._sizes(), self._feed.threads if isinstance(self._feed, ProcessFeed) else []
         assert size is not None
-        problems = {thread.device.torch_device: thread.problem for thread in threads if thread.problem is not None}
-        for device, problem in problems.items():
-            yield f"GPU lane{f' of {device}' if len(threads) > 1 else ''}: none; {problem}"
-        if threads and len(problems) == len(threads):
+        broken = [thread for thread in threads if thread.problem is not None]
+        for thread in broken:
+            whose = f" of {thread.device.torch_device}" if len(threads) > 1 else ""
+            yield f"GPU lane{whose}: none; {thread.problem}"
+        if threads and len(broken) == len(threads):
             return
         yield (
             f"GPU lane: takes {size.grain} samples at a time, the largest of a batch; "
