@@ -20,7 +20,6 @@ FILES = (
     "triton_finish",
     "triton_steps",
     "loader_gpu",
-    "training_gpu",
     "tail",
     "sound_device",
 )
@@ -63,7 +62,7 @@ def _with_pytest(paths: Sequence[Path], until: float) -> int:
                 pytest.skip("no time")
 
     # Warnings of the torch that is there are not this project's.
-    marks = ["-m", "gpu", "-W", "default", "--durations=15", "-rs", "-p", "no:cacheprovider"]
+    marks = ["-m", "gpu", "-W", "default", "--durations=15", "-rsP", "-p", "no:cacheprovider"]
     return int(pytest.main([*marks, *map(str, paths)], plugins=[Until()]))
 
 

@@ -168,6 +168,7 @@ class CudaDevice(Device):
             self._open_lane(index, self._recipe, self._sizes)
         except Exception as error:  # the lane's border: batches are copied all the same
             self._areas.clear()
+            self._decoding.close()
             return f"{type(error).__name__}: {error}"
         return None
 
@@ -270,7 +271,7 @@ class CudaDevice(Device):
         assert self._decoder is not None
         shape, rows, data_bytes = self._sizes.shape, int(head[0]), int(head[1])
         planes = area.planes.data_ptr(), area.planes.numel()
-        tiny = TinyBatch(area, host + shape.table, rows, host + shape.data, data_bytes, *planes, None)
+        tiny = TinyBatch(None, host + shape.table, rows, host + shape.data, data_bytes, *planes, None)
         problems = self._decoder.submit(tiny, self._driver_stream)
         self._decoder.drain()
         cuda.copy(area.table.data_ptr(), host + shape.table, 4 * COLUMNS * rows, self._driver_stream)
