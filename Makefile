@@ -2,9 +2,11 @@
 PYTHON ?= python3.11
 CODE := src tests benchmarks hatch_build.py
 KERNELS := $(wildcard src/penstock/kernels/native/*.[ch])
+# Of a machine with a GPU: its own Python, with the torch that suits its driver.
+GPU_PYTHON ?= python3
 
 .NOTPARALLEL:
-.PHONY: demo test check docs tests interop native
+.PHONY: demo test check docs tests interop native gpu-test
 
 demo: .venv/ready
 	.venv/bin/penstock demo
@@ -27,6 +29,11 @@ tests: .venv/ready
 interop: .venv-interop/ready
 	.venv-interop/bin/python -c 'import torchaudio, torchvision'
 	.venv-interop/bin/pytest -m interop
+
+# On a machine with a GPU: the tests of GPU and Triton on the device, in the environment that is there.
+gpu-test:
+	$(GPU_PYTHON) hatch_build.py
+	PYTHONPATH=src $(GPU_PYTHON) tests/gpu_check.py
 
 # The C library alone, after a change in src/penstock/kernels/native; replaced atomically, or not at all.
 native:

@@ -14,9 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
-
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from typing import TYPE_CHECKING, Any
 
 KERNELS = Path("src/penstock/kernels")
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fvisibility=default", "-Wall", "-Werror"]
@@ -58,27 +56,30 @@ def build(root: Path, command: list[str]) -> list[Path]:
     return targets
 
 
-class CustomBuildHook(BuildHookInterface[Any]):
-    """Hatch calls this for wheels and editable installs."""
+if TYPE_CHECKING or importlib.util.find_spec("hatchling"):  # `python hatch_build.py` does without
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-    def dependencies(self) -> list[str]:
-        """Zig brings a C compiler from the package index to machines that have none."""
-        return [] if compiler() else ["ziglang>=0.13"]
+    class CustomBuildHook(BuildHookInterface[Any]):
+        """Hatch calls this for wheels and editable installs."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and mark the wheel as one for this platform and any Python 3."""
-        if self.target_name != "wheel":
-            return
-        if sys.platform != "linux":
-            raise RuntimeError(f"penstock runs on Linux (it needs memfd and pidfd); this is {sys.platform}")
-        command = compiler()
-        if command is None:
-            assert importlib.util.find_spec("ziglang"), "hatch installs what dependencies() names"
-            command = zig()
-        for target in build(Path(self.root), command):
-            build_data["force_include"][str(target)] = f"penstock/kernels/{target.name}"
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        def dependencies(self) -> list[str]:
+            """Zig brings a C compiler from the package index to machines that have none."""
+            return [] if compiler() else ["ziglang>=0.13"]
+
+        def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+            """Compile, and mark the wheel as one for this platform and any Python 3."""
+            if self.target_name != "wheel":
+                return
+            if sys.platform != "linux":
+                raise RuntimeError(f"penstock runs on Linux (it needs memfd and pidfd); this is {sys.platform}")
+            command = compiler()
+            if command is None:
+                assert importlib.util.find_spec("ziglang"), "hatch installs what dependencies() names"
+                command = zig()
+            for target in build(Path(self.root), command):
+                build_data["force_include"][str(target)] = f"penstock/kernels/{target.name}"
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ class StandIn(Device):
 
     torch_device = torch.device("cpu")
 
-    def __init__(self, recipe: Recipe | None, sizes: Sizes | None) -> None:
+    def __init__(self, recipe: Recipe | None, sizes: Sizes | None, name: str = "cuda") -> None:
+        self.name = name
         self.recipe, self.sizes = recipe, sizes
         self.mirrors: dict[int, tuple[Region, NDArray[np.uint8]]] = {}
         self.rows = self.tiny_batches = self.copied_bytes = 0

@@ -10,6 +10,7 @@ become messages. `Config` is what the training process says at the start.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import socket
@@ -22,7 +23,7 @@ from typing import Any, Literal
 
 from penstock.errors import LaneError
 from penstock.kernels import native
-from penstock.lanes import Answer, Slot
+from penstock.lanes import MOST_WORKERS, Answer, Slot
 from penstock.lanes.crew import Crew
 from penstock.lanes.gpu import GpuLane
 from penstock.lanes.link import DeviceConfig, DeviceLink, image_column
@@ -31,7 +32,7 @@ from penstock.layout import Layout
 from penstock.loop import Loop
 from penstock.order import Order
 from penstock.schedule import Assign, BatchSpec, Deliver, Dismiss, Instruction, Piece, Scheduler
-from penstock.slots import Books
+from penstock.slots import Books, Pools
 from penstock.stats import Counters
 from penstock.view import View
 from penstock.wire import MOST_FDS, Channel, ClosedError
@@ -47,7 +48,7 @@ _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
 _FDS_PER_WORKER = 5
 _GPU_DEPTH = 3
-"""Tasks of a GPU lane: one on the GPU, one staged, one being staged."""
+"""Tasks of a GPU lane, for each device: one on the GPU, one staged, one being staged."""
 _MANY = 64
 """How many batches may be prepared ahead where they are small and take under a millisecond."""
 _SPLIT_ABOVE_S = 0.02
@@ -82,7 +83,9 @@ class Config:
     """Bytes of a batch where they are known beforehand, else 0."""
     metrics_port: int | None
     device: DeviceConfig | None = None
-    """None: batches stay in host memory. Otherwise the connection to the device's thread comes along."""
+    """None: batches stay in host memory. Otherwise the connections to the devices' threads come along."""
+    devices: int = 0
+    """How many there are; batches go to them in turn."""
 
 
 @dataclass
@@ -91,6 +94,8 @@ class _State:
 
     spec: BatchSpec
     slot: Slot | None
+    part: int = 0
+    """Which device it goes to."""
     results: list[Result] = field(default_factory=list)
     fds: list[int] = field(default_factory=list)
     cancelled: bool = False
@@ -114,22 +119,27 @@ class _Outgoing:
 class Coordinator:
     """See the module's text. Implements `penstock.lanes.link.DeviceEvents`."""
 
-    def __init__(self, trainer: Channel, config: Config, sizes: array[int] | None, device: Channel | None) -> None:
+    def __init__(self, trainer: Channel, config: Config, sizes: array[int] | None, devices: Sequence[Channel]) -> None:
         self._trainer = trainer
         self._config = config
         self._sizes = sizes
         self._loop = Loop()
-        self._books = Books(config.memory_bytes)
+        self._pools = Pools(config.memory_bytes, max(1, len(devices)))
         self._scheduler = Scheduler(order=config.delivery)
-        stagers = config.device.stagers if config.device else 0
-        self._crew = Crew(
-            self._loop, self, self._books, config.workers + stagers, config.work, config.sys_path, self._want_template
-        )
-        self._gpu = config.workers + stagers
-        """The number of the GPU lane; those of its stagers come before it."""
-        self._link: DeviceLink | None = None
-        if config.device is not None and device is not None:
-            self._link = DeviceLink(self._loop, device, self, self._books, self._crew, config.device, self._gpu)
+        self._workers = set(range(config.workers))
+        """Lanes of worker processes that take tasks, or will."""
+        self._retired: set[int] = set()
+        """Those that end when their tasks are done."""
+        each = config.device.stagers if config.device else 0
+        self._stagers = {MOST_WORKERS + number: number // each for number in range(each * len(devices))}
+        """Workers that stage for GPU lanes, and for which device's."""
+        self._gpu = MOST_WORKERS + len(self._stagers)
+        """The number of the GPU lane, of which every device has a part."""
+        lanes = [*range(config.workers), *self._stagers]
+        self._crew = Crew(self._loop, self, self._pools, lanes, config.work, config.sys_path, self._want_template)
+        self._links = [self._linked(channel, books) for channel, books in zip(devices, self._pools.parts, strict=False)]
+        self._base = 0
+        """The number of an epoch's first batch, which goes to the first device."""
         self._outgoing: dict[int, _Outgoing] = {}
         self._exact = config.device is not None and config.device.exact
         self._tied = False
@@ -149,6 +159,10 @@ class Coordinator:
         self._rows = config.order.batch if config.order else 1
         self._bytes = config.batch_bytes
         self._ending = False
+
+    def _linked(self, channel: Channel, books: Books) -> DeviceLink:
+        assert self._config.device is not None
+        return DeviceLink(self._loop, channel, self, books, self._crew, self._config.device, self._gpu)
 
     def run(self) -> None:
         """Serve until the training process is gone or says so."""
@@ -182,6 +196,7 @@ class Coordinator:
             "took": self._took,
             "epoch": self._begin_epoch,
             "template": self._adopt_template,
+            "workers": self._resize,
             "stats": lambda: self._outbox.append(("stats", self._snapshot())),
             "stalled": self._examine,
             "bye": self._stop,
@@ -206,7 +221,8 @@ class Coordinator:
         Whatever was begun before is forgotten.
         """
         self._cancel()
-        self._outbox.append(("epoch", self._next_seq))
+        self._base = self._next_seq
+        self._outbox.append(("epoch", self._base))
         if self._config.order is not None:
             self._feed = self._plan(epoch, self._config.order, consumed, skip)
 
@@ -221,7 +237,7 @@ class Coordinator:
         seq = self._scheduler.first_open()
         lanes = (self._scheduler.working_on(seq) if seq is not None else []) or self._crew.busy
         if self._gpu in lanes:
-            lanes = [*(lane for lane in lanes if lane != self._gpu), *range(self._config.workers, self._gpu)]
+            lanes = [*(lane for lane in lanes if lane != self._gpu), *self._stagers]
 
         def tell(stacks: dict[int, str]) -> None:
             text = (
@@ -268,25 +284,27 @@ class Coordinator:
         if self._config.window is not None:
             return self._config.window
         light = 0 < self._row_s * self._rows < 0.001 and self._bytes <= SMALL_BYTES
-        return max(_MANY if light else 4, 2 * self._config.workers)
+        return max(_MANY if light else 4, 2 * len(self._workers))
 
     def _fill(self) -> None:
         """Open batches while the window, the slots and the feed have any."""
-        if not self._books.capacity and self._bytes and self._worth_cutting:
+        if not self._pools.capacity and self._bytes and self._worth_cutting:
             self._grow(self._bytes)  # small batches need no slots, but their parts have to meet somewhere
-        if self._link is not None and self._exact and not self._link.open:
+        if self._exact and not all(link.open for link in self._links):
             return  # which rows are tied to the lane depends on what it is
         while self._scheduler.window + self._undelivered < self._window():
-            slotted = self._books.capacity > 0
-            if slotted and not self._books.free:
+            part = (self._next_seq - self._base) % len(self._pools.parts)
+            books = self._pools.parts[part]
+            slotted = books.capacity > 0
+            if slotted and not books.free:
                 return
             spec = self._queue.popleft() if self._queue else next(self._feed, None)
             if spec is None:
                 return
             self._rows = max(self._rows, spec.rows)
-            slot = self._books.take() if slotted else None
+            slot = books.take() if slotted else None
             spec = replace(spec, whole=not self._may_cut(slot), large=[True] * spec.rows if self._tied else None)
-            self._batches[spec.seq] = _State(spec, slot)
+            self._batches[spec.seq] = _State(spec, slot, part)
             self._act(self._scheduler.batch_opened(spec))
 
     def _may_cut(self, slot: Slot | None) -> bool:
@@ -322,10 +340,13 @@ class Coordinator:
             elif isinstance(instruction, Assign):
                 self._run(instruction.lane, instruction.task, [self._request(piece) for piece in instruction.pieces])
             elif isinstance(instruction, Dismiss):
-                self._crew.dismiss(instruction.lane)
+                self._dismiss(instruction.lane)
             else:
-                reason = "exact=True ties samples to the GPU lane here, and the lane is lost; loader.explain() says why"
-                self.lanes_failed(failure(LaneError(reason)))
+                self._strand()
+
+    def _strand(self) -> None:
+        reason = "exact=True ties samples to the GPU lane here, and the lane is lost; loader.explain() says why"
+        self.lanes_failed(failure(LaneError(reason)))
 
     def _request(self, piece: Piece) -> tuple[Request, Slot | None]:
         state = self._batches[piece.seq]
@@ -334,10 +355,12 @@ class Coordinator:
         return request, state.slot
 
     def _run(self, lane: int, task: int, pieces: list[tuple[Request, Slot | None]]) -> None:
-        if self._link is not None and self._link.lane is not None and lane == self._gpu:
-            self._link.lane.run(task, [(request, slot) for request, slot in pieces if slot is not None])
-        else:
+        if lane != self._gpu:
             self._crew.run(lane, task, pieces)
+            return
+        for index, (request, slot) in enumerate(pieces):
+            assert slot is not None, "what a GPU lane may take has a slot"
+            self._links[self._batches[request.seq].part].run(task, index, request, slot)
 
     def _deliver(self, seq: int) -> None:
         state = self._batches.pop(seq)
@@ -350,9 +373,9 @@ class Coordinator:
         missing = sum(len(result.missing) for result in state.results)
         self._counters.deliver(0 if failed else state.spec.rows - missing, _bad_samples(state.results))
         message = ("batch", seq, slot, state.results, len(state.fds))
-        self._outgoing[seq] = _Outgoing(message, state.fds, slot, ready=slot is None or self._link is None)
-        if slot is not None and self._link is not None:
-            self._link.copy(seq, slot, _spans(state))
+        self._outgoing[seq] = _Outgoing(message, state.fds, slot, ready=slot is None or not self._links)
+        if slot is not None and self._links:
+            self._links[state.part].copy(seq, slot, _spans(state))
         self._send_ready()
 
     def batch_copied(self, seq: int) -> None:
@@ -385,26 +408,27 @@ class Coordinator:
         state.results.clear()
 
     def _give(self, slot: Slot) -> None:
-        useless = self._books.give(slot)
+        part = self._pools.part(slot[0])
+        useless = self._pools.parts[part].give(slot)
         if useless is not None:
-            self._forget(useless)
+            self._forget(useless, part)
 
-    def _forget(self, generation: int) -> None:
+    def _forget(self, generation: int, part: int) -> None:
         self._crew.forget_region(generation)
         self._outbox.append(("forget", generation))
-        if self._link is not None:
-            self._link.forget(generation)
+        if self._links:
+            self._links[part].forget(generation)
 
     def _grow(self, nbytes: int) -> None:
-        fd = self._books.grow(nbytes, self._window() + self._config.reserve)
-        generation = self._books.current
-        _, slots, capacity = self._books.region(generation)
-        self._tell(("region", generation, slots, capacity), [os.dup(fd)])
-        if self._link is not None:
-            self._link.region(generation, os.dup(fd), slots, capacity)
-        for older in self._books.generations:
-            if self._books.release(older):
-                self._forget(older)
+        for part, generation in enumerate(self._pools.grow(nbytes, self._window() + self._config.reserve)):
+            fd, slots, capacity = self._pools.region(generation)
+            self._tell(("region", generation, slots, capacity), [os.dup(fd)])
+            if self._links:
+                self._links[part].region(generation, os.dup(fd), slots, capacity)
+            books = self._pools.parts[part]
+            for older in books.generations:
+                if books.release(older):
+                    self._forget(older, part)
 
     # lanes
 
@@ -413,21 +437,48 @@ class Coordinator:
         stages = self._stages(lane)
         if stages is not None:
             stages.stager_ready(lane)
-        else:
+        elif lane in self._workers:
             self._act(self._scheduler.lane_joined(lane, depth=self._depth()))
 
     def _stages(self, lane: int) -> GpuLane | None:
-        """The GPU lane that a worker stages for, if it does."""
-        return self._link.lane if self._link is not None and self._config.workers <= lane < self._gpu else None
+        """The part of the GPU lane that a worker stages for, if it does."""
+        return self._links[self._stagers[lane]].lane if lane in self._stagers else None
 
-    def gpu_ready(self, lane: int, identical: bool) -> None:
+    def _resize(self, count: int) -> None:
+        """Have so many workers from now on. Those that are too many finish what they have."""
+        _allow_descriptors(_FDS_PER_WORKER * (count + len(self._retired) + len(self._stagers)))
+        while len(self._workers) > count:
+            lane = max(self._workers)
+            self._workers.remove(lane)
+            self._retired.add(lane)
+            self._act(self._scheduler.lane_retired(lane))
+        free = (number for number in range(MOST_WORKERS) if number not in self._crew.numbers)
+        for number in itertools.islice(free, count - len(self._workers)):
+            self._workers.add(number)
+            self._crew.add(number)
+        self._counters.workers = count
+
+    def _dismiss(self, lane: int) -> None:
+        """A lane was retired, and has nothing to do any more."""
+        if lane != self._gpu:
+            self._retired.discard(lane)
+            self._counters.forget(lane)
+            self._crew.dismiss(lane)
+
+    def device_open(self) -> None:
+        lanes = [link.lane for link in self._links if link.lane is not None and not link.lane.lost]
+        if not lanes or not all(link.open for link in self._links):
+            return
         assert self._config.device is not None
-        self._tied = self._exact and not identical
-        grain = self._config.device.grain
-        self._act(self._scheduler.lane_joined(lane, depth=_GPU_DEPTH, large_end=True, grain=grain))
+        self._tied = self._exact and not all(link.identical for link in self._links)
+        grain, depth = self._config.device.grain, _GPU_DEPTH * len(lanes)
+        self._act(self._scheduler.lane_joined(self._gpu, depth=depth, large_end=True, grain=grain))
 
-    def gpu_failed(self, lane: int) -> None:
-        self._act(self._scheduler.lane_retired(lane))
+    def gpu_failed(self) -> None:
+        if self._tied:
+            self._strand()
+        if all(link.lane is None or link.lane.lost for link in self._links):
+            self._act(self._scheduler.lane_retired(self._gpu))
 
     def lane_lost(self, lane: int, blame: int) -> None:
         self._counters.lost += 1
@@ -435,7 +486,10 @@ class Coordinator:
         if stages is not None:
             stages.stager_lost(lane)
             return
-        instructions = self._scheduler.lane_lost(lane, blame=blame)
+        retired = lane in self._retired
+        if retired:
+            self._dismiss(lane)
+        instructions = self._scheduler.lane_lost(lane, blame=blame, for_good=retired)
         self._drop_quiet()
         self._act(instructions)
 
@@ -488,7 +542,7 @@ class Coordinator:
     def _fit(self, result: Result) -> None:
         """Slots as large as batches turn out to be; small batches need none until larger ones come."""
         self._bytes = max(self._bytes, result.nbytes)
-        if result.nbytes > max(SMALL_BYTES, self._books.capacity):
+        if result.nbytes > max(SMALL_BYTES, self._pools.capacity):
             self._grow(result.nbytes + result.nbytes // 8 if result.tree else result.nbytes)
 
     def _count(self, lane: int, seconds: float, rows: int) -> None:
@@ -502,9 +556,10 @@ class Coordinator:
             return
         row_s = seconds / max(1, rows)
         self._row_s = 0.9 * self._row_s + 0.1 * row_s if self._row_s else row_s
-        share = max(1, self._window() * self._rows // (2 * self._config.workers))
+        share = max(1, self._window() * self._rows // (2 * len(self._workers)))
         self._scheduler.grain = max(1, min(int(self._task_s / max(self._row_s, 1e-9)), share))
-        self._scheduler.lane_depth(lane, self._depth())
+        if lane in self._workers:
+            self._scheduler.lane_depth(lane, self._depth())
 
     def _depth(self) -> int:
         rows = self._scheduler.grain if self._cuttable else self._rows
@@ -513,9 +568,9 @@ class Coordinator:
     def _snapshot(self) -> dict[str, Any]:
         return self._counters.snapshot(
             window=self._scheduler.window + self._undelivered,
-            slots=self._books.slots,
-            slots_free=self._books.free,
-            slot_bytes=self._books.capacity,
+            slots=self._pools.slots,
+            slots_free=self._pools.free,
+            slot_bytes=self._pools.capacity,
             starting=len(self._crew.starting),
             tiny_batch=self._scheduler.grain,
         )
@@ -570,13 +625,14 @@ def main(fd: int) -> None:
         return
     gc.freeze()
     gc.enable()
-    _allow_descriptors(_FDS_PER_WORKER * config.workers)
+    stagers = config.devices * config.device.stagers if config.device else 0
+    _allow_descriptors(_FDS_PER_WORKER * (config.workers + stagers))
     sizes = None
     if config.sizes:
         with os.fdopen(trainer.take_fd(), "rb") as file:
             sizes = array("q", file.read(8 * config.sizes))
-    device = Channel(socket.socket(fileno=trainer.take_fd())) if config.device is not None else None
-    Coordinator(trainer, config, sizes, device).run()
+    devices = [Channel(socket.socket(fileno=trainer.take_fd())) for _ in range(config.devices)]
+    Coordinator(trainer, config, sizes, devices).run()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,10 @@ class Device(ABC):
     torch_device: torch.device
     identical: bool = False
     """The lane's images have been seen to equal a CPU lane's, bit for bit."""
+    decoder_bytes: int = 0
+    """Memory of the device that the lane's decoder has taken for itself."""
+    areas_given_back: int = 0
+    """Parts of its memory that the lane gave back, since allocations on the device failed."""
 
     @abstractmethod
     def open(self) -> str | None:

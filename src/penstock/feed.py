@@ -59,6 +59,8 @@ class Arrival:
     ended: bool = False
     missing: tuple[int, ...] = ()
     """Rows of bad samples, which the batch lacks."""
+    device: int = 0
+    """Which of the devices it is on, where there are several."""
 
 
 Buffer = memoryview | torch.Tensor | None
@@ -91,16 +93,6 @@ class Feed(ABC):
     @abstractmethod
     def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
         """The counters. Raises LaneError or StalledError when they cannot be had."""
-
-    @property
-    def lane_problem(self) -> str | None:
-        """Why there is no GPU lane, or no longer; None where there is one, or none was wanted."""
-        return None
-
-    @property
-    def lane_identical(self) -> bool:
-        """The GPU lane's images have been seen to equal a CPU lane's."""
-        return False
 
     @abstractmethod
     def close(self) -> None:
@@ -193,15 +185,16 @@ class WorkerTracebackError(Exception):
 class ProcessFeed(Feed):
     """Batches from worker processes."""
 
-    def __init__(self, config: Config, work: Work, sizes: array[int] | None, device: Device | None = None) -> None:
+    def __init__(self, config: Config, work: Work, sizes: array[int] | None, devices: Sequence[Device] = ()) -> None:
         self._work = work
-        self._device = device
-        self._thread: DeviceThread | None = None
+        self._devices = devices
+        self.threads: list[DeviceThread] = []
+        """One for each device."""
         self._fork = config.work is None
         self._reserve = config.reserve
         self._regions: dict[int, Region] = {}
         self._ready: deque[tuple[int, Slot | None, list[Result], list[int]]] = deque()
-        self._returned: deque[Slot] = deque()
+        self._returned: deque[tuple[Device | None, Slot]] = deque()
         self._unsent: list[Slot] = []
         self._leased = 0
         self._given_back = 0
@@ -226,17 +219,17 @@ class ProcessFeed(Feed):
             process = _start_coordinator(theirs.fileno())
             self._finalizer = weakref.finalize(self, _shut_down, self._channel, process, self._children, os.getpid())
         fds = [_array_fd(sizes)] if sizes is not None else []
-        if device is not None:
+        for device in devices:
             ours, theirs = pair()
-            self._thread = DeviceThread(device, Channel(ours))
+            self.threads.append(DeviceThread(device, Channel(ours)))
             fds.append(theirs.detach())
         self._send(config, fds)
         for fd in fds:
             os.close(fd)
         if config.work is None:
             self._on_fork()
-        if self._thread is not None:
-            self._thread.start()
+        for thread in self.threads:
+            thread.start()
 
     # what a loader calls
 
@@ -256,21 +249,29 @@ class ProcessFeed(Feed):
         self._next_seq += len(batches)
         return self._next_seq - len(batches)
 
+    def resize(self, workers: int) -> None:
+        """Have so many workers from now on."""
+        self._send(("workers", workers))
+
     def next(self, timeout_s: float | None) -> Arrival:
-        if self._device is not None:
-            self._device.waiting(self.between)
+        for device in self._devices:
+            device.waiting(self.between)
         if not self._ready or self._taken - self._told >= _TELL_EVERY:
             self._tell()
         if not self._ready:
             self._wait(timeout_s)
-        if self._device is not None:
-            self._device.stepping()
+        for device in self._devices:
+            device.stepping()
         seq, slot, results, fds = self._ready.popleft()
         self._taken += 1
         self.small = slot is None and not fds
-        arrived = arrival(seq, results, self._buffers(slot, results, fds))
-        if self._device is not None and slot is None:
-            arrived.value = moved(arrived.value, self._device.torch_device)
+        if not self._devices:
+            return arrival(seq, results, self._buffers(slot, results, fds, None))
+        turn = (seq - (self._epoch_base or 0)) % len(self._devices)
+        arrived = arrival(seq, results, self._buffers(slot, results, fds, self._devices[turn]))
+        arrived.device = turn
+        if slot is None:
+            arrived.value = moved(arrived.value, self._devices[turn].torch_device)
         return arrived
 
     def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
@@ -291,21 +292,11 @@ class ProcessFeed(Feed):
 
     def close(self) -> None:
         self._discard()
-        if self._device is not None:
-            self._device.waiting(False)  # what was to be done between steps is done now
+        for device in self._devices:
+            device.waiting(False)  # what was to be done between steps is done now
         self._finalizer()
-        if self._thread is not None:
-            self._thread.join(_END_WAIT_S)
-
-    @property
-    def lane_problem(self) -> str | None:
-        """Why there is no GPU lane, or no longer; None where there is one, or none was wanted."""
-        return self._thread.problem if self._thread is not None else None
-
-    @property
-    def lane_identical(self) -> bool:
-        """See `Feed`."""
-        return self._device is not None and self._device.identical
+        for thread in self.threads:
+            thread.join(_END_WAIT_S)
 
     # inside
 
@@ -338,9 +329,9 @@ class ProcessFeed(Feed):
 
     def _collect_returned(self) -> None:
         while self._returned:
-            slot = self._returned.popleft()
-            if self._device is not None:
-                self._device.given_back(slot)
+            device, slot = self._returned.popleft()
+            if device is not None:
+                device.given_back(slot)
             self._unsent.append(slot)
             self._given_back += 1
 
@@ -396,7 +387,7 @@ class ProcessFeed(Feed):
 
     def _on_region(self, generation: int, slots: int, capacity: int) -> None:
         fd = self._channel.take_fd()
-        if self._device is None:
+        if not self._devices:
             self._regions[generation] = Region(fd, slots, capacity, forkable=True)
         os.close(fd)
         self._reserve = min(self._reserve, slots - 1)
@@ -448,29 +439,29 @@ class ProcessFeed(Feed):
             if slot is not None:
                 self._unsent.append(slot)
 
-    def _buffers(self, slot: Slot | None, results: list[Result], fds: list[int]) -> list[Buffer]:
+    def _buffers(self, slot: Slot | None, results: list[Result], fds: list[int], device: Device | None) -> list[Buffer]:
         """The memory of each result: the slot, or memory of its own."""
-        shared = self._lease(slot, results) if slot is not None else None
+        shared = self._lease(slot, results, device) if slot is not None else None
         own = iter(fds)
         return [
             _own_memory(next(own), r.nbytes) if r.own else memoryview(bytearray(r.inline[0])) if _small(r) else shared
             for r in results
         ]
 
-    def _lease(self, slot: Slot, results: list[Result]) -> memoryview | torch.Tensor:
-        if self._device is not None:
-            mirror, holder = self._device.lease(slot)
-            return mirror if self._hold(holder, slot) else mirror.clone()
+    def _lease(self, slot: Slot, results: list[Result], device: Device | None) -> memoryview | torch.Tensor:
+        if device is not None:
+            mirror, holder = device.lease(slot)
+            return mirror if self._hold(holder, slot, device) else mirror.clone()
         # An array owns the lease: slices of a memoryview keep what it views alive, but not the memoryview itself.
         owner: Any = np.frombuffer(self._regions[slot[0]].slot(slot[1]), np.uint8)
-        if self._hold(owner, slot):
+        if self._hold(owner, slot, None):
             return memoryview(owner)
         return memoryview(bytearray(owner[: max(result.nbytes for result in results)]))
 
-    def _hold(self, owner: Any, slot: Slot) -> bool:
+    def _hold(self, owner: Any, slot: Slot, device: Device | None) -> bool:
         """A slot is the user's while its owner lives. False where the user holds so many that this one is copied."""
         self._leased += 1
-        weakref.finalize(owner, self._returned.append, slot).atexit = False
+        weakref.finalize(owner, self._returned.append, (device, slot)).atexit = False
         if self.held <= self._reserve:
             return True
         self._copied += 1
@@ -580,19 +571,20 @@ class _Heap(Memory):
 class InlineFeed(Feed):
     """The same work in the training process itself, batch by batch, for `workers=0`."""
 
-    def __init__(self, work: Work, order: Order | None, name: str, device: torch.device | None = None) -> None:
+    def __init__(self, work: Work, order: Order | None, name: str, devices: Sequence[torch.device] = ()) -> None:
         self._work = work
         self._order = order
-        self._device = device
+        self._devices = devices
         self._counters = Counters(name, os.getpid(), 0)
         self._steps: Iterator[tuple[int, Any]] = iter(())
-        self._seq = 0
+        self._seq = self._base = 0
         self._opened = False
 
     def begin(self, epoch: int, consumed: int, skip: frozenset[int]) -> int:
         assert self._order is not None
         steps = self._order.steps(consumed)
         self._steps = ((step.rows, (epoch, step.first)) for step in steps if step.first not in skip)
+        self._base = self._seq
         return self._seq
 
     def next(self, timeout_s: float | None) -> Arrival:
@@ -611,8 +603,9 @@ class InlineFeed(Feed):
         own["wait_s"] = own.get("wait_s", 0.0) + seconds
         own["batches_taken"] = own.get("batches_taken", 0) + 1
         arrived = arrival(seq, [result], [heap.buffer])
-        if self._device is not None:
-            arrived.value = moved(arrived.value, self._device)
+        if self._devices:
+            arrived.device = (seq - self._base) % len(self._devices)
+            arrived.value = moved(arrived.value, self._devices[arrived.device])
         return arrived
 
     def _open(self) -> None:

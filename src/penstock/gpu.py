@@ -39,6 +39,8 @@ __all__ = ["CudaDevice"]
 
 _GAP_POLL_S = 0.001
 """How long one waits at a time for the training thread to launch what waits for it."""
+_ROOM_WAIT_S = 0.1
+"""How long an allocation that failed waits for the lane's thread to be between two tiny-batches."""
 
 
 class _Mirror:
@@ -138,10 +140,12 @@ class CudaDevice(Device):
         self._areas: deque[_Area] = deque()
         self._decoder: Decoder | None = None
         self._stage: Region | None = None
-        self._rest = contextlib.ExitStack()
-        """What is let go of at the end."""
-        self.starved = False
-        """An allocation on this GPU failed; the lane gives some of its memory back."""
+        self._rest, self._decoding = contextlib.ExitStack(), contextlib.ExitStack()
+        """What is let go of at the end; and the decoder, which may go earlier."""
+        self._preparing = threading.Lock()
+        """Areas are taken, or taken away."""
+        self._starved = False
+        """An allocation on this GPU failed; the lane is to give an area back."""
         self._turn = threading.Lock()
         self._between = False
         """Kernels wait for the training thread to wait."""
@@ -164,6 +168,7 @@ class CudaDevice(Device):
             self._open_lane(index, self._recipe, self._sizes)
         except Exception as error:  # the lane's border: batches are copied all the same
             self._areas.clear()
+            self._decoding.close()
             return f"{type(error).__name__}: {error}"
         return None
 
@@ -173,8 +178,10 @@ class CudaDevice(Device):
         self._run = lane.run
         engine.load()
         _watch_memory()
-        self._engine = self._rest.enter_context(engine.Engine(index))
-        self._decoder = self._rest.enter_context(Decoder(self._engine))
+        self._rest.enter_context(self._decoding)
+        self._engine = self._decoding.enter_context(engine.Engine(index))
+        self._decoder = self._decoding.enter_context(Decoder(self._engine))
+        self.decoder_bytes = self._engine.counts().device_bytes
         for number in range(sizes.areas):
             try:
                 self._areas.append(_Area(recipe, sizes, lane.scratch_bytes(sizes.shape.rows), self.torch_device))
@@ -209,9 +216,22 @@ class CudaDevice(Device):
         self.identical = all(np.array_equal(one, other) for one, other in zip(made.numpy(), cpu, strict=True))
 
     def add_region(self, generation: int, region: Region, slots: int) -> None:
-        mirror = _Mirror(region, slots, self.torch_device)
+        mirror = self._mirror(region, slots)
         cuda.register(mirror.host, slots * region.capacity)
         self._mirrors[generation] = mirror
+
+    def _mirror(self, region: Region, slots: int) -> _Mirror:
+        """Batches need it more than the lane needs its areas."""
+        while True:
+            had = len(self._areas)
+            try:
+                return _Mirror(region, slots, self.torch_device)
+            except torch.OutOfMemoryError:
+                if not had:
+                    raise
+                with self._preparing:
+                    if len(self._areas) == had:
+                        self._shrink()
 
     def add_stage(self, region: Region, slots: int) -> None:
         self._stage = region
@@ -225,9 +245,16 @@ class CudaDevice(Device):
         cuda.unregister(mirror.host)
 
     def prepare(self, stage: int, slot: Slot, offset: int) -> Ticket:
+        with self._preparing:
+            if self._starved:
+                self._shrink()
+            if not self._areas:
+                self._decoding.close()
+                raise LaneError("an allocation on the GPU failed, and the lane has given all of its memory back")
+            return self._prepare(stage, slot, offset)
+
+    def _prepare(self, stage: int, slot: Slot, offset: int) -> Ticket:
         assert self._stage is not None
-        if self.starved:
-            self._shrink()
         area, mirror = self._areas[0], self._mirrors[slot[0]]
         self._areas.rotate(-1)
         while area.ticket is not None and not area.ticket.done():
@@ -244,7 +271,7 @@ class CudaDevice(Device):
         assert self._decoder is not None
         shape, rows, data_bytes = self._sizes.shape, int(head[0]), int(head[1])
         planes = area.planes.data_ptr(), area.planes.numel()
-        tiny = TinyBatch(area, host + shape.table, rows, host + shape.data, data_bytes, *planes, None)
+        tiny = TinyBatch(None, host + shape.table, rows, host + shape.data, data_bytes, *planes, None)
         problems = self._decoder.submit(tiny, self._driver_stream)
         self._decoder.drain()
         cuda.copy(area.table.data_ptr(), host + shape.table, 4 * COLUMNS * rows, self._driver_stream)
@@ -255,13 +282,28 @@ class CudaDevice(Device):
         return ticket
 
     def _shrink(self) -> None:
-        """The training ran out of memory: let it have an area. Without any there is no lane."""
-        self.starved = False
-        area = self._areas.popleft()
+        """Give an area back, one at rest if there is any."""
+        self._starved = False
+        resting = self._resting()
+        area = self._areas[0] if resting is None else resting
+        self._areas.remove(area)
+        self.areas_given_back += 1
         while area.ticket is not None and not area.ticket.done():
             area.ticket.wait()
-        if not self._areas:
-            raise LaneError("the training ran out of GPU memory, and has got the lane's")
+
+    def _resting(self) -> _Area | None:
+        """An area that nothing works in."""
+        return next((area for area in self._areas if area.ticket is None or area.ticket.done()), None)
+
+    def make_room(self) -> None:
+        """In whatever thread an allocation failed: an area is given back now, or else with the next tiny-batch."""
+        self._starved = bool(self._areas)
+        if self._starved and self._preparing.acquire(timeout=_ROOM_WAIT_S):
+            try:
+                if self._resting() is not None:
+                    self._shrink()
+            finally:
+                self._preparing.release()
 
     def _launch_in_turn(self, launch: _Launch) -> None:
         with self._turn:
@@ -388,6 +430,6 @@ def _watch_memory() -> None:
     def failed(device: int, wanted: int, total: int, free: int) -> None:
         for lane in _LANES:
             if lane.torch_device.index == device:
-                lane.starved = True
+                lane.make_room()
 
     getattr(torch._C, "_cuda_attach_out_of_memory_observer")(failed)  # noqa: B009 - not in torch's type hints

@@ -10,16 +10,19 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.batch import fixed_layout
 from penstock.coordinator import Config
+from penstock.device import Device
 from penstock.devices import missing, open_device
 from penstock.errors import GraphError, LaneError, OptionError, PenstockError, SampleError, StalledError, StateError
 from penstock.feed import Arrival, Feed, InlineFeed, ProcessFeed, assemble_rows, idle_stats, raise_failure
 from penstock.graph import Batch, Graph
 from penstock.graphwork import GraphWork, Staging
+from penstock.lanes import MOST_WORKERS
 from penstock.lanes.link import DeviceConfig
 from penstock.options import LoaderKeywords, LoaderOptions
 from penstock.order import Order, Step
@@ -59,13 +62,15 @@ class Loader:
         self._notes = pipe.notes
         self._batch: Batch = pipe.graph.batch
         option = self.options
-        lacking = missing(option.device)
-        if lacking is not None:
-            raise OptionError(f"device={option.device!r} cannot be had: {lacking}")
+        for device in option.devices:
+            lacking = missing(device)
+            if lacking is not None:
+                raise OptionError(f"device={device!r} cannot be had: {lacking}")
         lane = option.gpu_lane != "off" and option.worker_count > 0
-        self._placing = place(pipe.graph, device=option.device != "cpu", lane=lane, exact=option.exact)
+        self._placing = place(pipe.graph, device=bool(option.devices), lane=lane, exact=option.exact)
         self._plan = self._placing.head
-        self._tail: OpenTail | None = None
+        self._tails: list[OpenTail] = []
+        """On each device, where there is anything to do behind the copy."""
         self._sharing = Sharing(option.pinned_sharing)
         self._order = Order(
             len(pipe.graph.source), self._batch.size, self._batch.drop_last, option.rank, option.world_size
@@ -173,6 +178,16 @@ class Loader:
         feed = self._running()
         return feed.metrics_port if isinstance(feed, ProcessFeed) else None
 
+    def resize(self, workers: int) -> None:
+        """Have so many worker processes from now on. Batches come on meanwhile: new workers join when they are ready,
+        and those that are too many end when they have done what they began."""
+        changed = replace(self.options, workers=workers)
+        if not (changed.worker_count and self.options.worker_count):
+            raise OptionError("workers=0 prepares batches in the training process, from the start or not at all")
+        self.options = changed
+        if isinstance(self._feed, ProcessFeed):
+            self._feed.resize(changed.worker_count)
+
     def explain(self) -> str:
         """What was decided, and why."""
         return "\n".join(self._explanation())
@@ -222,11 +237,12 @@ class Loader:
         layout = fixed_layout(self._plan, self._batch.size)
         sizes = self._sizes()
         work = GraphWork(self._plan, option.seed, option.shuffle, option.on_error, self._staging(sizes))
-        device = open_device(option.device, self._placing.recipe, sizes) if option.device != "cpu" else None
-        if device is not None and self._placing.tail is not None:
-            self._tail = self._placing.tail.open(device.torch_device, self._batch.size)
+        devices = [open_device(device, self._placing.recipe, sizes) for device in option.devices]
+        tail = self._placing.tail
+        if tail is not None:
+            self._tails = [tail.open(device.torch_device, self._batch.size) for device in devices]
         if option.worker_count == 0:
-            return InlineFeed(work, self._order, option.name, device.torch_device if device else None)
+            return InlineFeed(work, self._order, option.name, [device.torch_device for device in devices])
         file_sizes = self._plan.source.sizes()
         config = Config(
             name=option.name,
@@ -245,9 +261,10 @@ class Loader:
             memory_bytes=self._batch_memory(sizes, 0 if layout is None else layout.nbytes),
             batch_bytes=0 if layout is None else layout.nbytes,
             metrics_port=option.metrics_port,
-            device=self._device_config(sizes) if device is not None else None,
+            device=self._device_config(sizes) if devices else None,
+            devices=len(devices),
         )
-        return ProcessFeed(config, work, None if file_sizes is None else array("q", file_sizes), device)
+        return ProcessFeed(config, work, None if file_sizes is None else array("q", file_sizes), devices)
 
     def _sizes(self) -> Sizes | None:
         """How the GPU lane, where there is to be one, divides its memory."""
@@ -258,7 +275,7 @@ class Loader:
         recipe = self._placing.recipe
         if recipe is None or sizes is None:
             return None
-        return Staging(recipe, sizes.shape, self.options.worker_count)
+        return Staging(recipe, sizes.shape, MOST_WORKERS)
 
     def _device_config(self, sizes: Sizes | None) -> DeviceConfig:
         if sizes is None:
@@ -267,12 +284,13 @@ class Loader:
         return DeviceConfig(True, stagers, sizes.stage_slots, sizes.shape.nbytes, sizes.grain, self.options.exact)
 
     def _batch_memory(self, sizes: Sizes | None, batch_bytes: int) -> int:
-        """Bytes of batches: on the host, and as many on the device where batches go there."""
+        """Bytes of batches: on the host, and as many on the devices where batches go there."""
         option = self.options
-        if option.device == "cpu":
+        if not option.devices:
             return option.memory
         lane = sizes.workspace_bytes if sizes is not None else 0
-        return min(option.memory, max(option.device_bytes - lane, 2 * slot_bytes(batch_bytes)))
+        each = max(option.device_bytes - lane, 2 * slot_bytes(batch_bytes))
+        return min(option.memory, len(option.devices) * each)
 
     def _pickled(self, work: GraphWork) -> bytes:
         try:
@@ -291,8 +309,8 @@ class Loader:
         yield f"operators: {operators}"
         for before, after in _joined(self._graph, self._plan):
             yield f"  {after}: {before} in one, so that only the pixels that are kept get decoded"
-        if option.device != "cpu":
-            yield from self._about_device()
+        if option.devices:
+            yield from self._about_devices()
         yield f"batches: {len(self):,} of {self._batch.size} per epoch on each of {option.world_size} ranks"
         if option.worker_count == 0:
             yield "workers: none; batches are prepared in the training process"
@@ -311,30 +329,47 @@ class Loader:
             yield "slots: sized by the first batches, as the samples' shapes are not known beforehand"
         yield f"batch memory: at most {option.memory:,} bytes"
 
-    def _about_device(self) -> Iterator[str]:
+    def _about_devices(self) -> Iterator[str]:
         """Where the parts of the pipeline run, and why."""
-        placing = self._placing
-        yield f"device: {self.options.device}; batches are copied ahead of the training, on a stream of their own"
+        placing, devices = self._placing, self.options.devices
+        turns = ", one batch to each in turn" if len(devices) > 1 else ""
+        yield f"device: {', '.join(devices)}{turns}; batches are copied ahead of the training, on a stream of their own"
         if placing.tail is not None:
             yield f"after the copy, on the device: {', '.join(gate.name for gate in placing.tail.gates)}"
-        problem = self._feed.lane_problem if self._feed is not None else None
         if placing.recipe is None:
             yield f"GPU lane: none; {placing.why_no_lane}"
         elif self.options.worker_count == 0:
             yield "GPU lane: none; without workers nothing stages for it"
-        elif problem is not None:
-            yield f"GPU lane: none; {problem}"
         else:
-            size = self._sizes()
-            assert size is not None
-            yield (
-                f"GPU lane: takes {size.grain} samples at a time, the largest of a batch; "
-                f"works in {size.workspace_bytes >> 20:,} MiB of the device, taken once"
-            )
-            if self._feed is not None:
-                same = "equal a CPU lane's, bit for bit" if self._feed.lane_identical else "differ from a CPU lane's"
-                yield f"  its images {same}, as a look at some when it opened showed"
+            yield from self._about_lanes()
+
+    def _about_lanes(self) -> Iterator[str]:
+        size, threads = self._sizes(), self._feed.threads if isinstance(self._feed, ProcessFeed) else []
+        assert size is not None
+        broken = [thread for thread in threads if thread.problem is not None]
+        for thread in broken:
+            whose = f" of {thread.device.torch_device}" if len(threads) > 1 else ""
+            yield f"GPU lane{whose}: none; {thread.problem}"
+        if threads and len(broken) == len(threads):
+            return
+        yield (
+            f"GPU lane: takes {size.grain} samples at a time, the largest of a batch; "
+            f"works in {size.workspace_bytes >> 20:,} MiB of the device, taken once"
+        )
+        for thread in threads:
+            if thread.problem is None:
+                yield from _about_lane(thread.device)
+        if threads:
             yield f"  {self._sharing.mode} the training's steps: {self._sharing.reason}"
+
+
+def _about_lane(device: Device) -> Iterator[str]:
+    same = "equal a CPU lane's, bit for bit" if device.identical else "differ from a CPU lane's"
+    yield f"  its images {same}, as a look at some when it opened showed"
+    if device.decoder_bytes:
+        yield f"  of its memory the decoder has taken {device.decoder_bytes >> 20:,} MiB for itself"
+    if device.areas_given_back:
+        yield f"  it gave back {device.areas_given_back} of its areas, as allocations on the device failed"
 
 
 def _joined(graph: Graph, plan: Graph) -> Iterator[tuple[str, str]]:
@@ -377,14 +412,13 @@ class _Epoch(Iterator[dict[str, Any]]):
         if arrival.failure is not None:
             raise_failure(arrival.failure)
         batch: dict[str, Any] = loader._empty_batch() if arrival.value is None else arrival.value
-        return batch if loader._tail is None else self._finished(loader, batch, step, arrival.missing)
+        return self._finished(loader, batch, step, arrival) if loader._tails else batch
 
-    def _finished(self, loader: Loader, batch: dict[str, Any], step: Step, missing: tuple[int, ...]) -> dict[str, Any]:
+    def _finished(self, loader: Loader, batch: dict[str, Any], step: Step, arrival: Arrival) -> dict[str, Any]:
         """What is behind the copy is applied on the stream of whoever asks."""
-        tail, opened = loader._placing.tail, loader._tail
+        tail, opened = loader._placing.tail, loader._tails[arrival.device]
         assert tail is not None
-        assert opened is not None
-        positions = [step.first + row for row in range(step.rows) if row not in missing]
+        positions = [step.first + row for row in range(step.rows) if row not in arrival.missing]
         return opened.apply(batch, tail.draw(loader.options.seed, loader._epoch, positions))
 
     def _next(self, feed: Feed) -> Arrival:

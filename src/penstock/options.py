@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
 from penstock.errors import OptionError
 from penstock.graphwork import OnError
+from penstock.lanes import MOST_WORKERS
 from penstock.sharing import Mode
 
 __all__ = ["LoaderKeywords", "LoaderOptions", "available_cores", "available_memory_bytes"]
@@ -25,7 +27,7 @@ class LoaderKeywords(TypedDict, total=False):
     seed: int
     shuffle: bool
     workers: int | Literal["auto"]
-    device: str
+    device: str | Sequence[str]
     gpu_lane: Lane
     exact: bool
     device_bytes: int
@@ -50,8 +52,9 @@ class LoaderOptions:
     shuffle: bool = True
     workers: int | Literal["auto"] = "auto"
     """Worker processes; 0 prepares batches in the training process; "auto": one for each core this process may use."""
-    device: str = "cpu"
-    """Where batches are: "cpu", "cuda", or one of several GPUs such as "cuda:1"."""
+    device: str | Sequence[str] = "cpu"
+    """Where batches are: "cpu", "cuda", or one of several GPUs such as "cuda:1". A list of GPUs, such as
+    ["cuda:0", "cuda:1"], gets batches in turn: the first batch of each iteration is on the first of them."""
     gpu_lane: Lane = "auto"
     """Whether the GPU, if batches go to one, decodes and augments too, and whether beside the training's steps or
     between them; "auto": where the pipeline lets it, in the way that proves faster."""
@@ -94,7 +97,7 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         _whole("seed", self.seed, -(2**63), 2**64 - 1)
         _flag("shuffle", self.shuffle)
-        _whole_or_auto("workers", self.workers, 0, 4096)
+        _whole_or_auto("workers", self.workers, 0, MOST_WORKERS)
         _one_of("on_error", self.on_error, get_args(OnError))
         _one_of("order", self.order, get_args(Delivery))
         _one_of("start", self.start, get_args(Start))
@@ -108,8 +111,11 @@ class LoaderOptions:
             _seconds("timeout_s", self.timeout_s)
         if self.metrics_port is not None:
             _whole("metrics_port", self.metrics_port, 0, 65535)
-        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
-            raise OptionError(f"device must be 'cpu', 'cuda' or 'cuda:N', not {self.device!r}")
+        _device(self.device)
+        if len(self.devices) > 1 and self.order == "ready":
+            raise OptionError(
+                "several devices get batches in turn, which order='ready' does not keep; use order='plan'"
+            )
         _one_of("gpu_lane", self.gpu_lane, get_args(Lane))
         _flag("exact", self.exact)
         _whole("device_bytes", self.device_bytes, 64 << 20, 2**40)
@@ -119,6 +125,12 @@ class LoaderOptions:
     @property
     def worker_count(self) -> int:
         return available_cores() if self.workers == "auto" else self.workers
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs that batches go to; none where they stay in host memory."""
+        names = (self.device,) if isinstance(self.device, str) else tuple(self.device)
+        return () if names == ("cpu",) else names
 
     @property
     def pinned_sharing(self) -> Mode | None:
@@ -131,6 +143,7 @@ class LoaderOptions:
 
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_GPU = re.compile(r"cuda:\d+")
 _LONGEST_S = 2_000_000
 """What `poll` can wait at most, in round numbers."""
 _BATCH = {"batch_size": "size", "drop_last": "size, drop_last=...", "ragged": "size, ragged=..."}
@@ -147,6 +160,16 @@ def _whole_or_auto(name: str, value: object, least: int, most: int) -> None:
         if isinstance(value, str):
             raise OptionError(f"{name} must be a whole number or 'auto', not {value!r}")
         _whole(name, value, least, most)
+
+
+def _device(value: Any) -> None:
+    if isinstance(value, str) and _DEVICE.fullmatch(value):
+        return
+    several = isinstance(value, list | tuple) and all(isinstance(item, str) and _GPU.fullmatch(item) for item in value)
+    if not several or not value or len(set(value)) < len(value):
+        raise OptionError(
+            f"device must be 'cpu', 'cuda' or 'cuda:N', or several different 'cuda:N' in a list, not {value!r}"
+        )
 
 
 def _flag(name: str, value: object) -> None:

@@ -50,6 +50,10 @@ _MIB = 1 << 20
 _BYTES_PER_FILE = 160 << 10
 """Room for the encoded bytes of an image, on average."""
 _AREAS = 2
+_DECODER_BYTES = 256 * _MIB
+"""Room for what nvJPEG takes for itself; `explain()` says how much that is."""
+_BATCHES = 4
+"""Batches for whose mirrors there must be room: one in use, one that waits, two that are prepared."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,14 @@ class Sizes:
 
     @classmethod
     def of(cls, recipe: Recipe, batch: int, device_bytes: int) -> Sizes:
-        """For batches of that size within a budget; half of it is left for mirrors of batches."""
+        """For batches of that size within a budget, of which the decoder and mirrors of batches have their part."""
         grain = max(1, min(batch, 128))
-        images = 2 * grain * recipe.height * recipe.width * 3
-        area = max(16 * _MIB, min(192 * _MIB, (device_bytes // 2) // _AREAS - images))
+        image = recipe.height * recipe.width * 3
+        images = 2 * grain * image
+        room = device_bytes - _DECODER_BYTES - _BATCHES * batch * image
+        area = max(16 * _MIB, min(192 * _MIB, room // _AREAS - images))
         layers = max(1, recipe.layers)
         shape = StageShape(grain, layers, 0, area)
         nbytes = shape.data + max(grain * _BYTES_PER_FILE, 4 * _MIB)
-        return cls(grain, StageShape(grain, layers, nbytes, area), 4, _AREAS, _AREAS * (area + images))
+        workspace = _DECODER_BYTES + _AREAS * (area + images)
+        return cls(grain, StageShape(grain, layers, nbytes, area), 4, _AREAS, workspace)

@@ -8,14 +8,16 @@ A region is never resized: where batches outgrow it, a new one takes its place a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.errors import OptionError
 
-__all__ = ["Books", "Region", "anonymous", "slot_bytes"]
+__all__ = ["Books", "Pools", "Region", "anonymous", "slot_bytes"]
 
 _PAGE = 1 << 16
 
@@ -58,13 +60,13 @@ class _Generation:
 
 
 class Books:
-    """Which slots are free. A slot is named by (generation, index)."""
+    """Which slots are free. A slot is named by (generation, index); several books may number theirs together."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, numbers: Iterator[int] | None = None) -> None:
         self._budget = budget_bytes
+        self._numbers = itertools.count() if numbers is None else numbers
         self._generations: dict[int, _Generation] = {}
         self._current = -1
-        self._last = -1
         self._kept: set[int] = set()
 
     @property
@@ -106,10 +108,10 @@ class Books:
         return generation
 
     def _begin(self, slots: int, capacity: int) -> int:
-        self._last += 1
+        number = next(self._numbers)
         fd = anonymous(slots * capacity)
-        self._generations[self._last] = _Generation(fd, slots, capacity, deque(range(slots)))
-        return self._last
+        self._generations[number] = _Generation(fd, slots, capacity, deque(range(slots)))
+        return number
 
     def region(self, generation: int) -> tuple[int, int, int]:
         """Descriptor, slots and capacity of a region that is in use."""
@@ -141,3 +143,40 @@ class Books:
         os.close(held.fd)
         del self._generations[generation]
         return True
+
+
+class Pools:
+    """The books of every device that batches go to, in turn; without devices there is one of the host."""
+
+    def __init__(self, budget_bytes: int, parts: int) -> None:
+        numbers = itertools.count()
+        self.parts = [Books(budget_bytes // parts, numbers) for _ in range(parts)]
+
+    @property
+    def capacity(self) -> int:
+        """Bytes in a slot; 0 before there are any."""
+        return self.parts[0].capacity
+
+    @property
+    def slots(self) -> int:
+        """Slots in use or free."""
+        return sum(books.slots for books in self.parts)
+
+    @property
+    def free(self) -> int:
+        """Slots that can be taken now."""
+        return sum(books.free for books in self.parts)
+
+    def part(self, generation: int) -> int:
+        """Whose a region is."""
+        return next(part for part, books in enumerate(self.parts) if generation in books.generations)
+
+    def region(self, generation: int) -> tuple[int, int, int]:
+        """Descriptor, slots and capacity of a region that is in use."""
+        return self.parts[self.part(generation)].region(generation)
+
+    def grow(self, nbytes: int, wanted: int) -> list[int]:
+        """Begin a region for each part, of `wanted` slots together or as many as fit the budget. Their generations."""
+        for books in self.parts:
+            books.grow(nbytes, -(-wanted // len(self.parts)))
+        return [books.current for books in self.parts]

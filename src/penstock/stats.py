@@ -46,6 +46,10 @@ class Counters:
         """The counters of a worker."""
         return self._workers.setdefault(number, WorkerCounters(number))
 
+    def forget(self, number: int) -> None:
+        """A worker that is not replaced is gone."""
+        self._workers.pop(number, None)
+
     def deliver(self, rows: int, bad: Sequence[BadSample]) -> None:
         """A batch went to the training process."""
         self.batches += 1

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from penstock.errors import OptionError
+from penstock.lanes import called
 from penstock.terminal import load_rich
 from penstock.view import running
 
@@ -118,7 +119,7 @@ def _rows(one: LoaderRates) -> Iterator[Cells]:
     )
     for worker in one.workers:
         cells = (
-            f"  worker {worker.number}",
+            f"  {called(worker.number, worker.pid)}",
             str(worker.pid),
             f"{worker.samples_per_s:,.0f}",
             "",

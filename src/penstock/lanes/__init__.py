@@ -7,13 +7,23 @@ from typing import Protocol
 
 from penstock.work import Failure, Request, Result
 
-__all__ = ["Answer", "Events", "Lanes", "Slot"]
+__all__ = ["MOST_WORKERS", "Answer", "Events", "Lanes", "Slot", "called"]
+
+MOST_WORKERS = 4096
+"""Lanes with smaller numbers are workers; those of devices, and the workers that stage for these, come after them."""
 
 Slot = tuple[int, int]
 """A slot's generation and index."""
 
 Answer = tuple[int, Result, int]
 """Number of the piece in its task, how it went, and a descriptor of memory of its own (-1 without)."""
+
+
+def called(lane: int, pid: int) -> str:
+    """What a lane is, for people; a GPU lane has no process of its own."""
+    if lane < MOST_WORKERS:
+        return f"worker {lane}"
+    return f"stager {lane - MOST_WORKERS}" if pid else "GPU lane"
 
 
 class Events(Protocol):

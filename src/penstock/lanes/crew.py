@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from penstock.errors import LaneError
 from penstock.lanes import Events, Slot
 from penstock.lanes.processes import STACK_SIGNAL, die_with_parent, template_main
 from penstock.loop import Loop
-from penstock.slots import Books, anonymous
+from penstock.slots import Pools, anonymous
 from penstock.wire import Channel, pair
 from penstock.work import Request, Work, failure
 
@@ -71,16 +71,16 @@ class Crew:
         self,
         loop: Loop,
         events: Events,
-        books: Books,
-        workers: int,
+        pools: Pools,
+        lanes: Sequence[int],
         work: bytes | None,
         sys_path: Sequence[str],
         want_template: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._events = events
-        self._books = books
-        self._size = workers
+        self._pools = pools
+        self._first = lanes
         self._work = work
         self._sys_path = sys_path
         self._want_template = want_template
@@ -98,7 +98,7 @@ class Crew:
     def start(self) -> None:
         if self._work is not None:
             self._start_template()
-        for number in range(self._size):
+        for number in self._first:
             self._start_worker(number, 0)
 
     def run(self, lane: int, task: int, pieces: Sequence[tuple[Request, Slot | None]]) -> None:
@@ -106,7 +106,7 @@ class Crew:
         named = [slot for request, own in pieces for slot in (own, request.stage) if slot is not None]
         for generation in {generation for generation, _ in named} - worker.regions:
             worker.regions.add(generation)
-            fd, slots, capacity = self._books.region(generation)
+            fd, slots, capacity = self._pools.region(generation)
             self._loop.post(worker.channel, ("region", generation, slots, capacity), (os.dup(fd),))
         worker.tasks += 1
         if worker.busy_since is None:
@@ -184,7 +184,12 @@ class Crew:
     @property
     def starting(self) -> list[int]:
         """Lanes that are not ready yet."""
-        return [worker.number for worker in self._workers.values() if not worker.ready]
+        return [worker.number for worker in self._workers.values() if not worker.ready and not worker.dismissed]
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """Lanes that are there, or that are not known to be gone."""
+        return self._workers.keys()
 
     # the template
 
@@ -262,6 +267,10 @@ class Crew:
             worker.pid = arguments[0]
             worker.pidfd = worker.channel.take_fd()
             self._loop.watch(worker.pidfd, lambda: self._died(worker))
+            if worker.dismissed:
+                self._signal(worker, signal.SIGKILL)
+        elif worker.dismissed:
+            return
         elif kind == "ready":
             worker.ready = True
             worker.failed_starts = 0

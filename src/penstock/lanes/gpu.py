@@ -46,8 +46,8 @@ class _Part:
 
 
 class GpuLane:
-    """Lane number `number`. `stage` has a stager prepare a request; `submit` passes a part in its stage slot, for a
-    batch's slot under its layout, to the training process."""
+    """A device's part of lane number `number`. `stage` has a stager prepare a request; `submit` passes a part in its
+    stage slot, for a batch's slot under its layout, to the training process."""
 
     def __init__(
         self,
@@ -69,15 +69,18 @@ class GpuLane:
         self._waiting: deque[_Part] = deque()
         self._flying: dict[int, _Part] = {}
         self._next = 0
-        self._lost = False
+        self.lost = False
+        """The device can do no more: what comes is returned."""
 
     # what the coordinator calls
 
-    def run(self, task: int, pieces: Sequence[tuple[Request, Slot]]) -> None:
-        """Have the lane run a task."""
-        for index, (request, slot) in enumerate(pieces):
-            whole = _Task(task, index, request, slot, pending=1)
-            self._waiting.append(_Part(whole, request.rows))
+    def run(self, task: int, index: int, request: Request, slot: Slot) -> None:
+        """Have the lane run a piece of a task."""
+        part = _Part(_Task(task, index, request, slot, pending=1), request.rows)
+        if self.lost:
+            self._return(part)
+        else:
+            self._waiting.append(part)
         self._proceed()
 
     def stager_ready(self, stager: int) -> None:
@@ -95,9 +98,9 @@ class GpuLane:
         if result.left:
             part.of.pending += 1
             self._waiting.appendleft(_Part(part.of, result.left))
-        if self._lost:
+        if self.lost:
             part.of.returned += part.rows
-        if self._lost or result.layout is None:
+        if self.lost or result.layout is None:
             self._land(part)
         else:
             assert part.stage is not None
@@ -112,12 +115,11 @@ class GpuLane:
         if stager not in self._staging:
             return
         _, part = self._staging.pop(stager)
-        if part.attempts < _ATTEMPTS and not self._lost:
+        if part.attempts < _ATTEMPTS and not self.lost:
             self._free(part)
             self._waiting.appendleft(part)
         else:
-            part.of.returned += part.rows
-            self._land(part)
+            self._return(part)
         self._proceed()
 
     def landed(self, number: int, failed: Sequence[int], seconds: float) -> None:
@@ -129,10 +131,9 @@ class GpuLane:
 
     def lose(self) -> None:
         """The GPU can do no more, and does nothing now: all that was begun is returned."""
-        self._lost = True
+        self.lost = True
         for part in [*self._waiting, *self._flying.values()]:
-            part.of.returned += part.rows
-            self._land(part)
+            self._return(part)
         self._waiting.clear()
         self._flying.clear()
 
@@ -148,6 +149,10 @@ class GpuLane:
             self._next += 1
             self._staging[stager] = (number, part)
             self._stage(stager, number, replace(part.of.request, rows=part.rows, stage=part.stage), part.of.slot)
+
+    def _return(self, part: _Part) -> None:
+        part.of.returned += part.rows
+        self._land(part)
 
     def _free(self, part: _Part) -> None:
         if part.stage is not None:

@@ -30,6 +30,7 @@ class DeviceConfig:
     lane: bool
     """There is to be a GPU lane."""
     stagers: int
+    """Workers that stage for each device's lane."""
     stage_slots: int
     stage_bytes: int
     grain: int
@@ -44,11 +45,11 @@ class DeviceEvents(Events, Protocol):
     def batch_copied(self, seq: int) -> None:
         """All of a batch is on the device."""
 
-    def gpu_ready(self, lane: int, identical: bool) -> None:
-        """The GPU lane takes tasks from now on; whether its images are a CPU lane's, bit for bit."""
+    def device_open(self) -> None:
+        """A device has said whether it has a lane."""
 
-    def gpu_failed(self, lane: int) -> None:
-        """The GPU lane has returned all that it had begun, and can do no more."""
+    def gpu_failed(self) -> None:
+        """A device's lane has returned all that it had begun, and can do no more."""
 
 
 def image_column(layout: Layout) -> int:
@@ -57,7 +58,7 @@ def image_column(layout: Layout) -> int:
 
 
 class DeviceLink:
-    """One device. Its lane, where it has one, is number `number`."""
+    """One device. Its lane, where it is to have one, is number `number`, as are those of all devices."""
 
     def __init__(
         self,
@@ -73,10 +74,11 @@ class DeviceLink:
         self._channel = channel
         self._events = events
         self._crew = crew
-        self._number = number
         self.lane: GpuLane | None = None
         self.open = False
-        """The device has said whether there is a lane."""
+        """The device has said whether it has a lane."""
+        self.identical = False
+        """The lane's images have been seen to equal a CPU lane's."""
         loop.listen(channel, self._from_device, closed=self._gone)
         if config.lane:
             generation = books.keep(config.stage_bytes, config.stage_slots)
@@ -97,6 +99,15 @@ class DeviceLink:
         """Have parts of a slot copied; `batch_copied` follows."""
         self._post(("copy", seq, slot, spans))
 
+    def run(self, task: int, index: int, request: Request, slot: Slot) -> None:
+        """Have the device's lane run a piece."""
+        assert self.lane is not None
+        lane = self.lane
+        if lane.lost:  # it answers at once, and nobody may hear of a piece's end who is still handing it out
+            self._loop.after(0.0, lambda: lane.run(task, index, request, slot))
+        else:
+            lane.run(task, index, request, slot)
+
     # inside
 
     def _post(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
@@ -114,14 +125,15 @@ class DeviceLink:
         getattr(self, f"_on_{kind}")(*arguments)
 
     def _on_device_ready(self, problem: str | None, identical: bool) -> None:
-        self.open = True
-        if self.lane is not None and problem is None:
-            self._events.gpu_ready(self._number, identical)
+        self.open, self.identical = True, identical
+        if self.lane is not None and problem is not None:
+            self.lane.lose()
+        self._events.device_open()
 
     def _on_lane_failed(self) -> None:
         assert self.lane is not None
         self.lane.lose()
-        self._events.gpu_failed(self._number)
+        self._events.gpu_failed()
 
     def _on_device_failed(self, reason: str) -> None:
         self._events.lanes_failed(failure(LaneError(f"batches cannot be brought to the device: {reason}")))
