@@ -16,6 +16,11 @@ import psutil
 import pytest
 from PIL import Image
 
+import penstock.loader
+from penstock.placing import Sizes
+from penstock.stage import Recipe
+from stand_in_device import StandIn
+
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = 2.0
 
@@ -42,6 +47,20 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
         Image.fromarray(coarse).resize((width, height)).save(folder / f"{index:02}.jpg", quality=90)
     return root
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
+    """What loaders have opened."""
+    opened: list[StandIn] = []
+
+    def open_device(device: str, recipe: Recipe | None, sizes: Sizes | None) -> StandIn:
+        opened.append(StandIn(recipe, sizes, device))
+        return opened[-1]
+
+    monkeypatch.setattr(penstock.loader, "open_device", open_device)
+    monkeypatch.setattr(penstock.loader, "missing", lambda device: None)
+    return opened
 
 
 @pytest.fixture(autouse=True)

@@ -24,20 +24,6 @@ TWO = ["cuda:0", "cuda:1"]
 THREE = ["cuda:0", "cuda:1", "cuda:2"]
 
 
-@pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    """What loaders have opened."""
-    opened: list[StandIn] = []
-
-    def open_device(device: str, recipe: Recipe | None, sizes: Sizes | None) -> StandIn:
-        opened.append(StandIn(recipe, sizes, device))
-        return opened[-1]
-
-    monkeypatch.setattr(penstock.loader, "open_device", open_device)
-    monkeypatch.setattr(penstock.loader, "missing", lambda device: None)
-    return opened
-
-
 def _pipe(root: Path) -> ps.Pipe:
     return ps.files(root).decode().random_resized_crop(SIZE).flip().rand_augment().batch(4)
 

@@ -49,6 +49,8 @@ _QUEUE_BELOW_S = 0.02
 _FDS_PER_WORKER = 5
 _GPU_DEPTH = 3
 """Tasks of a GPU lane, for each device: one on the GPU, one staged, one being staged."""
+_ENOUGH = 2
+"""Batches, for each device, that wait for the training process where the GPU lane keeps up by itself."""
 _MANY = 64
 """How many batches may be prepared ahead where they are small and take under a millisecond."""
 _SPLIT_ABOVE_S = 0.02
@@ -175,6 +177,7 @@ class Coordinator:
                 self._grow(self._bytes)
             self._crew.start()
             while not self._ending:
+                self._rest()
                 self._fill()
                 self._flush()
                 self._loop.step()
@@ -306,6 +309,15 @@ class Coordinator:
             spec = replace(spec, whole=not self._may_cut(slot), large=[True] * spec.rows if self._tied else None)
             self._batches[spec.seq] = _State(spec, slot, part)
             self._act(self._scheduler.batch_opened(spec))
+
+    def _rest(self) -> None:
+        """CPU lanes leave decoding to a GPU lane that keeps up: for a CPU it is work, for the GPU's engine none."""
+        config = self._config.device
+        if config is None or not config.lane:
+            return
+        rests = not config.spare or self._undelivered >= _ENOUGH * len(self._links)
+        if rests != self._scheduler.rests:
+            self._act(self._scheduler.small_end_rests(rests))
 
     def _may_cut(self, slot: Slot | None) -> bool:
         if slot is None or not self._cuttable:

@@ -46,7 +46,8 @@ __all__ = ["Arrival", "Feed", "InlineFeed", "ProcessFeed", "assemble_rows", "idl
 
 _END_WAIT_S = 5.0
 _TELL_EVERY = 8
-"""Batches taken before the coordinator hears of it, while more are at hand."""
+"""Batches taken before the coordinator hears of it, while more are at hand; of devices' it hears at once, for CPU lanes
+rest while enough of them wait."""
 
 
 @dataclass
@@ -256,7 +257,7 @@ class ProcessFeed(Feed):
     def next(self, timeout_s: float | None) -> Arrival:
         for device in self._devices:
             device.waiting(self.between)
-        if not self._ready or self._taken - self._told >= _TELL_EVERY:
+        if not self._ready or self._taken - self._told >= (1 if self._devices else _TELL_EVERY):
             self._tell()
         if not self._ready:
             self._wait(timeout_s)

@@ -24,7 +24,7 @@ from penstock.graph import Batch, Graph
 from penstock.graphwork import GraphWork, Staging
 from penstock.lanes import MOST_WORKERS
 from penstock.lanes.link import DeviceConfig
-from penstock.options import LoaderKeywords, LoaderOptions
+from penstock.options import LoaderKeywords, LoaderOptions, available_cores
 from penstock.order import Order, Step
 from penstock.pipe import Pipe
 from penstock.placing import Sizes, place
@@ -279,9 +279,19 @@ class Loader:
 
     def _device_config(self, sizes: Sizes | None) -> DeviceConfig:
         if sizes is None:
-            return DeviceConfig(False, 0, 0, 0, 0, False)
-        stagers = max(1, min(_MOST_STAGERS, self.options.worker_count // 2))
-        return DeviceConfig(True, stagers, sizes.stage_slots, sizes.shape.nbytes, sizes.grain, self.options.exact)
+            return DeviceConfig(False, 0, 0, 0, 0, False, False)
+        memory = sizes.stage_slots, sizes.shape.nbytes, sizes.grain
+        return DeviceConfig(True, self._stagers, *memory, self._spare, self.options.exact)
+
+    @property
+    def _stagers(self) -> int:
+        """Processes that stage for each device's lane."""
+        return max(1, min(_MOST_STAGERS, self.options.worker_count // 2))
+
+    @property
+    def _spare(self) -> bool:
+        """Whether there are cores for CPU lanes beside a GPU lane: one is for the training process."""
+        return available_cores() > 1 + self._stagers * len(self.options.devices)
 
     def _batch_memory(self, sizes: Sizes | None, batch_bytes: int) -> int:
         """Bytes of batches: on the host, and as many on the devices where batches go there."""
@@ -355,6 +365,11 @@ class Loader:
         yield (
             f"GPU lane: takes {size.grain} samples at a time, the largest of a batch; "
             f"works in {size.workspace_bytes >> 20:,} MiB of the device, taken once"
+        )
+        yield "  CPU lanes decode " + (
+            "when it does not keep up with the training"
+            if self._spare
+            else "only what it cannot: all cores are taken by the training process and those that stage"
         )
         for thread in threads:
             if thread.problem is None:

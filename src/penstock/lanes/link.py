@@ -35,6 +35,8 @@ class DeviceConfig:
     stage_bytes: int
     grain: int
     """Rows that the GPU lane takes at a time."""
+    spare: bool
+    """There are cores for CPU lanes to decode on, beside the stagers and the training process."""
     exact: bool
     """Where the lane's images differ from a CPU lane's, every row that it can take is its."""
 
