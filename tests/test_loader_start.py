@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import statistics
 import time
@@ -58,6 +59,20 @@ def test_workers_of_a_native_pipeline_are_small_and_without_torch(
         print("private MiB of workers:", private)
         assert max(private) < 100
         assert "numpy" not in Path(f"/proc/{coordinator()}/maps").read_text()
+
+
+def _faults(sample: dict[str, Any]) -> dict[str, Any]:
+    """Page faults of taking memory for an image of 1500 x 1000 pixels and writing to all of it."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(1500 * 1000 * 3, np.uint8)
+    return {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
+
+
+@pytest.mark.parametrize("start", ["clean", "fork"])
+def test_a_worker_uses_the_memory_of_an_image_for_the_next(start: Any) -> None:
+    with ps.Loader(ps.arrays(x=np.arange(40)).map(_faults).batch(10), workers=1, start=start) as loader:
+        rest(loader)
+        assert sum(int(batch["faults"].sum()) for batch in loader) < 100
 
 
 @pytest.mark.parametrize("start", ["clean", "fork"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Recipe:
     height: int
     width: int
 
-    @property
+    @cached_property
     def blank(self) -> Pixels:
         """Stands for an image that the lane makes, where batches are laid out; takes no memory."""
         return np.broadcast_to(np.uint8(0), (self.height, self.width, 3))

@@ -33,6 +33,10 @@ STACK_SIGNAL = signal.SIGRTMIN + 6
 _JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _REPLY_INTERVAL_S = 0.002
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_KEPT, _MOST_KEPT = 16 << 20, 32 << 20
+"""Bytes. A worker allocates and frees an image's buffers again and again; handing them back to the kernel each time
+costs a page fault for every 4 KB, which was 8% of decoding photographs of 98 KB."""
 
 
 def keep_from_signals() -> None:
@@ -60,6 +64,14 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what was freed, up to a limit, for the next image. Only glibc's can be told."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
+        mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
 
 
 def template_main(control: socket.socket, load: Callable[[], Work]) -> NoReturn:
@@ -117,6 +129,7 @@ def _fork_worker(channel: Channel, work: Work, number: int, template_fds: tuple[
             for name in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(name, signal.SIG_DFL)
             die_with_parent(parent)
+            keep_freed_memory()
             channel.close()  # with the descriptors of workers that are still to be forked
             for fd in template_fds:
                 os.close(fd)
