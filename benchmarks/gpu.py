@@ -23,6 +23,7 @@ CONTENDERS = ("torch", "dali", "dali:1.0", "dali:0.12", "penstock")
 ALL = ("synthetic", *CONTENDERS)
 ROUGH = ("synthetic", "rough", *CONTENDERS)
 LANES = ("dali", "dali:1.0", "dali:0.12", "penstock:device=cpu", "penstock")
+ABLATION = ("synthetic", *(f"ablation:{setting}" for setting in ("none", "ahead", "affinity", "threshold")))
 LARGE = (1024, 768)
 LEAST_S = 45
 """With less time left no part is begun."""
@@ -39,6 +40,7 @@ PARTS = (
     Part("resnet18-16cores", "resnet18", ALL, cores=16),
     Part("resnet18-compiled-1024-4cores", "resnet18", ALL, compile="default", cores=4, batch=1024),
     Part("resnet18-large-16cores", "resnet18", LANES, cores=16, image_size=LARGE),
+    Part("ablation-4cores", "resnet18", ABLATION, cores=4, image_size=LARGE),
     Part("alexnet-4cores", "alexnet", ALL, cores=4),
     Part("mobilenet-4cores", "mobilenet_v2", ALL, cores=4),
     Part("m5-2cores", "m5", ("synthetic", "torch", "penstock")),

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu_pages
 from benchmarks.harness import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -38,6 +39,11 @@ def load(name: str) -> Record | None:
     """What a benchmark recorded."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def gpu_records() -> dict[str, Record]:
+    """What `benchmarks.gpu` recorded."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("gpu-*.json"))}
 
 
 def spread(row: Record, key: str) -> tuple[float, float, float]:
@@ -193,9 +199,11 @@ def between(text: str, name: str, content: str) -> str:
 def pages() -> dict[Path, str]:
     """Every file that shows figures, as it should be."""
     found = {}
+    measured = gpu_records()
     for path, name, content in (
         (ROOT / "README.md", "measurements", readme()),
         (ROOT / "docs" / "benchmarks.md", "figures", figures()),
+        (ROOT / "docs" / "gpu.md", "figures", gpu_pages.section(measured)),
     ):
         if content:
             found[path] = between(path.read_text(), name, content)
@@ -203,7 +211,7 @@ def pages() -> dict[Path, str]:
         record = load(name)
         if record is not None:
             found[ROOT / "docs" / f"contest-{name.split('-')[1]}.svg"] = bars(record, title)
-    return found
+    return found | {ROOT / "docs" / name: plot for name, plot in gpu_pages.plots(measured).items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from PIL import Image
 import penstock as ps
 import penstock.loader
 from loading import Batch, assert_same, epochs, ids, rest, wait_until
+from penstock.coordinator import Policy
 from penstock.placing import Sizes
 from penstock.stage import Recipe
 from stand_in_device import SIZE, StandIn
@@ -121,6 +122,18 @@ def test_a_lane_that_breaks_costs_nothing(photos: Path, stand_ins: list[StandIn]
         wait_until(lambda: rest(loader) and "told to break" in loader.explain())
     for one, other in zip(found, expected, strict=True):
         assert_same(one, other)
+
+
+@pytest.mark.parametrize("policy", [Policy(sort=False), Policy(leave_last=False), Policy(False, False)])
+def test_what_the_scheduler_leaves_out_changes_no_batch(photos: Path, stand_ins: list[StandIn], policy: Policy) -> None:
+    class Less(ps.Loader):
+        _policy = policy
+
+    pipe = _pipe(photos)
+    expected = epochs(pipe, 4, workers=1)
+    with Less(pipe, device="cuda", workers=2) as loader:
+        for wanted in expected:
+            assert_same(rest(loader), wanted)
 
 
 def test_killed_stagers_and_workers_lose_nothing(photos: Path, stand_ins: list[StandIn]) -> None:

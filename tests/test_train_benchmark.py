@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import gpu, harness, train
-from benchmarks.training import data, meters, parts, trial
+from benchmarks.training import data, loaders, meters, parts, trial
 from benchmarks.training.data import Recipe
 from benchmarks.training.loaders import Job, penstock
 from benchmarks.training.parts import Part
@@ -101,6 +102,22 @@ def test_loaders_alone_need_no_model(tmp_path: Path) -> None:
     (sample,) = _record(results)["rows"][0]["samples"]
     assert sample["alone_images_per_s"] > 0
     assert "g" not in sample
+
+
+@pytest.mark.processes
+def test_the_ablation_changes_the_order_of_work_and_no_batch(tmp_path: Path) -> None:
+    """On the CPU, where no lane can be taken apart; the sizes of files are known, and then they are not looked at."""
+    root = data.class_folders(Recipe(files=24, classes=2, width=60, height=50))
+    job = Job(root, "image", 24, 4, 32, 2, "rand", "cpu", 0)
+    taken = {}
+    for setting in ("none", "ahead", "affinity", "threshold"):
+        with contextlib.closing(loaders.opened(f"ablation:{setting}", job)) as batches:
+            taken[setting] = [next(batches) for _ in range(6)]
+    for one in taken.values():
+        for mine, other in zip(one, taken["none"], strict=True):
+            assert all(map(torch.equal, mine, other))
+    with pytest.raises(ValueError, match="the setting must be one of none, ahead"):
+        next(loaders.opened("ablation:all", job))
 
 
 def test_a_part_without_time_is_named(capsys: pytest.CaptureFixture[str]) -> None:

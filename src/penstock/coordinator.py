@@ -38,7 +38,7 @@ from penstock.view import View
 from penstock.wire import MOST_FDS, Channel, ClosedError
 from penstock.work import SMALL_BYTES, BadSample, Failure, Request, Result, failure
 
-__all__ = ["Config", "main"]
+__all__ = ["Config", "Policy", "main"]
 
 _TASK_S = 0.01
 """What a tiny-batch should take: long beside the 0.1 ms a task costs to hand out, short beside a batch."""
@@ -55,6 +55,16 @@ _MANY = 64
 """How many batches may be prepared ahead where they are small and take under a millisecond."""
 _SPLIT_ABOVE_S = 0.02
 """Batches that may be cut but need not be are cut when they take longer than this."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the scheduler does beyond handing out work. Left out only to measure what it is worth."""
+
+    sort: bool = True
+    """Small samples go to CPU lanes, large ones to the GPU lane."""
+    leave_last: bool = True
+    """CPU lanes leave the last rows of a batch to the GPU lane."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class Config:
     """None: batches stay in host memory. Otherwise the connections to the devices' threads come along."""
     devices: int = 0
     """How many there are; batches go to them in turn."""
+    policy: Policy = Policy()
 
 
 @dataclass
@@ -127,7 +138,7 @@ class Coordinator:
         self._sizes = sizes
         self._loop = Loop()
         self._pools = Pools(config.memory_bytes, max(1, len(devices)))
-        self._scheduler = Scheduler(order=config.delivery)
+        self._scheduler = Scheduler(order=config.delivery, leave_last=config.policy.leave_last)
         self._workers = set(range(config.workers))
         """Lanes of worker processes that take tasks, or will."""
         self._retired: set[int] = set()
@@ -273,7 +284,11 @@ class Coordinator:
         for step in order.steps(consumed):
             if step.first in skip:
                 continue
-            sizes = self._row_sizes(epoch, order.n, step.first, step.rows) if self._sizes else None
+            sizes = (
+                self._row_sizes(epoch, order.n, step.first, step.rows)
+                if self._sizes and self._config.policy.sort
+                else None
+            )
             yield BatchSpec(self._seq(), step.rows, (epoch, step.first), sizes)
 
     def _row_sizes(self, epoch: int, n: int, first: int, rows: int) -> list[int]:

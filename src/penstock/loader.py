@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.batch import fixed_layout
-from penstock.coordinator import Config
+from penstock.coordinator import Config, Policy
 from penstock.device import Device
 from penstock.devices import missing, open_device
 from penstock.errors import GraphError, LaneError, OptionError, PenstockError, SampleError, StalledError, StateError
@@ -49,6 +49,9 @@ class Loader:
     alone. Batches are dicts of tensors with the samples' numbers as `id`. `state_dict()` says where the training is;
     after `load_state_dict()` the next iteration goes on there, also on another number of ranks.
     """
+
+    _policy = Policy()
+    """A benchmark measures loaders without parts of it."""
 
     def __init__(self, pipe: Pipe, **options: Unpack[LoaderKeywords]) -> None:
         if not isinstance(pipe, Pipe):
@@ -263,6 +266,7 @@ class Loader:
             metrics_port=option.metrics_port,
             device=self._device_config(sizes) if devices else None,
             devices=len(devices),
+            policy=self._policy,
         )
         return ProcessFeed(config, work, None if file_sizes is None else array("q", file_sizes), devices)
 

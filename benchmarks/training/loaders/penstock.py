@@ -24,7 +24,7 @@ def batches(job: Job, setting: str) -> Batches:
     options: dict[str, Any] = {"device": job.device, "workers": job.cores, "seed": job.seed, **keywords(setting)}
     moved = options["device"] != job.device
     field = job.kind
-    with ps.Loader(_pipe(job, normalise=not moved), **options) as loader:
+    with ps.Loader(pipe(job, normalise=not moved), **options) as loader:
         while True:
             for batch in loader:
                 inputs, labels = batch[field], batch["label"]
@@ -47,13 +47,14 @@ def _value(text: str) -> Any:
         return text
 
 
-def _pipe(job: Job, normalise: bool) -> ps.Pipe:
+def pipe(job: Job, normalise: bool) -> ps.Pipe:
+    """The common work."""
     paths, labels = job.files()
     times = -(-job.samples // len(paths))
-    pipe = ps.files(paths * times, labels * times, field=job.kind)
+    made = ps.files(paths * times, labels * times, field=job.kind)
     if job.kind == "audio":
-        return pipe.decode_audio(mono=True).resample(RATE).crop_or_pad(LENGTH).batch(job.batch, drop_last=True)
-    pipe = pipe.decode().random_resized_crop(job.size).flip()
-    pipe = pipe.rand_augment(n=2, m=9) if job.augment == "rand" else pipe
-    pipe = pipe.normalize(MEAN, STD) if normalise else pipe
-    return pipe.batch(job.batch, drop_last=True)
+        return made.decode_audio(mono=True).resample(RATE).crop_or_pad(LENGTH).batch(job.batch, drop_last=True)
+    made = made.decode().random_resized_crop(job.size).flip()
+    made = made.rand_augment(n=2, m=9) if job.augment == "rand" else made
+    made = made.normalize(MEAN, STD) if normalise else made
+    return made.batch(job.batch, drop_last=True)
