@@ -14,6 +14,7 @@ import os
 import resource
 import socket
 import sys
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,8 @@ class Config:
     metrics_port: int | None
     device: DeviceConfig | None = None
     """None: batches stay in host memory. Otherwise the connection to the device's thread comes along."""
+    started: float = field(default_factory=time.monotonic)
+    """When the loader began, by the clock that all processes share: from then on it waits."""
 
 
 @dataclass
@@ -134,7 +137,7 @@ class Coordinator:
         self._exact = config.device is not None and config.device.exact
         self._tied = False
         """All rows are tied to the GPU lane, but those that it returns."""
-        self._counters = Counters(config.name, config.parent, config.workers)
+        self._counters = Counters(config.name, config.parent, config.workers, started=config.started)
         self._batches: dict[int, _State] = {}
         self._feed: Iterator[BatchSpec] = iter(())
         self._queue: deque[BatchSpec] = deque()
