@@ -16,8 +16,8 @@ from typing import Any, Self, Unpack
 from penstock.batch import fixed_layout
 from penstock.coordinator import Config
 from penstock.devices import missing, open_device
-from penstock.errors import GraphError, LaneError, OptionError, PenstockError, SampleError, StalledError, StateError
-from penstock.feed import Arrival, Feed, InlineFeed, ProcessFeed, assemble_rows, idle_stats, raise_failure
+from penstock.errors import GraphError, LaneError, OptionError, PenstockError, StalledError, StateError
+from penstock.feed import Arrival, Feed, InlineFeed, ProcessFeed, empty_batch, idle_stats, raise_failure
 from penstock.graph import Batch, Graph
 from penstock.graphwork import GraphWork, Staging
 from penstock.lanes.link import DeviceConfig
@@ -196,16 +196,6 @@ class Loader:
     def _forks(self) -> bool:
         return self.options.start == "fork" or (self.options.start == "auto" and not self._graph.clean)
 
-    def _empty_batch(self) -> dict[str, Any]:
-        """What is left of a batch when every sample of it was skipped."""
-        layout = fixed_layout(self._plan, 0)
-        if layout is None:
-            raise SampleError(
-                "every sample of a batch is bad, and without one the batch has no shape", operator="batch"
-            )
-        batch: dict[str, Any] = assemble_rows(layout, None)
-        return batch
-
     def _running(self) -> Feed:
         if self._feed is None:
             self._feed = self._start()
@@ -376,7 +366,7 @@ class _Epoch(Iterator[dict[str, Any]]):
         step = self._count(arrival.seq)
         if arrival.failure is not None:
             raise_failure(arrival.failure)
-        batch: dict[str, Any] = loader._empty_batch() if arrival.value is None else arrival.value
+        batch: dict[str, Any] = empty_batch(loader._plan) if arrival.value is None else arrival.value
         return batch if loader._tail is None else self._finished(loader, batch, step, arrival.missing)
 
     def _finished(self, loader: Loader, batch: dict[str, Any], step: Step, missing: tuple[int, ...]) -> dict[str, Any]:
