@@ -53,7 +53,7 @@ class StandIn(Device):
         self.rows = self.tiny_batches = self.copied_bytes = 0
         self.held: set[Slot] = set()
         self.breaks_after: int | None = None
-        self.takes_s = 0.0
+        self.takes_s = self.busy_until = 0.0
         self.damaged: Callable[[NDArray[np.int32]], bool] = lambda row: False
         self.closed = False
 
@@ -68,6 +68,10 @@ class StandIn(Device):
 
     def forget_region(self, generation: int) -> None:
         del self.mirrors[generation]
+
+    @property
+    def free(self) -> bool:
+        return time.monotonic() >= self.busy_until
 
     def prepare(self, stage: int, slot: Slot, offset: int) -> Ticket:
         if self.breaks_after is not None and self.tiny_batches >= self.breaks_after:
@@ -88,6 +92,7 @@ class StandIn(Device):
             start = offset + int(row[Column.ROW]) * size
             self.mirrors[slot[0]][1][slot[1], start : start + size] = made(row, steps, data).reshape(-1)
             self.rows += 1
+        self.busy_until = time.monotonic() + self.takes_s
         return Done(failed, self.takes_s)
 
     def copy(self, slot: Slot, spans: Sequence[tuple[int, int]]) -> Ticket:

@@ -48,8 +48,6 @@ _OPAQUE_TASK_S = 0.04
 _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
 _FDS_PER_WORKER = 5
-_GPU_DEPTH = 3
-"""Tasks of a GPU lane, for each device: one on the GPU, one staged, one being staged."""
 _ENOUGH = 2
 """Batches, for each device, that wait for the training process where the GPU lane keeps up by itself."""
 _MANY = 64
@@ -305,7 +303,14 @@ class Coordinator:
         if self._config.window is not None:
             return self._config.window
         light = 0 < self._row_s * self._rows < 0.001 and self._bytes <= SMALL_BYTES
-        return max(_MANY if light else 4, 2 * len(self._workers))
+        return max(_MANY if light else 4, 2 * len(self._workers), self._gpu_window())
+
+    def _gpu_window(self) -> int:
+        """As many as GPU lanes have at a time, and those that wait when CPU lanes rest."""
+        device = self._config.device
+        if device is None or not device.lane:
+            return 0
+        return (-(-device.depth * device.grain // self._rows) + _ENOUGH) * len(self._links)
 
     def _fill(self) -> None:
         """Open batches while the window, the slots and the feed have any."""
@@ -501,7 +506,7 @@ class Coordinator:
             return
         assert self._config.device is not None
         self._tied = self._exact and not all(link.identical for link in self._links)
-        grain, depth = self._config.device.grain, _GPU_DEPTH * len(lanes)
+        grain, depth = self._config.device.grain, self._config.device.depth * len(lanes)
         self._act(self._scheduler.lane_joined(self._gpu, depth=depth, large_end=True, grain=grain))
 
     def gpu_failed(self) -> None:

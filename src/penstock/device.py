@@ -28,6 +28,10 @@ from penstock.wire import Channel, ClosedError
 
 __all__ = ["Device", "DeviceThread", "Ticket"]
 
+_LOOK_S = 0.001
+"""How long the thread waits for a message before it looks again whether what flies has landed: each time it needs the
+interpreter for some microseconds."""
+
 
 class Ticket(Protocol):
     """Something that a device was asked to do."""
@@ -70,6 +74,11 @@ class Device(ABC):
     @abstractmethod
     def forget_region(self, generation: int) -> None:
         """Let go of it; batches that were handed out stay valid."""
+
+    @property
+    @abstractmethod
+    def free(self) -> bool:
+        """`prepare` would not have to wait."""
 
     @abstractmethod
     def prepare(self, stage: int, slot: Slot, offset: int) -> Ticket:
@@ -118,6 +127,8 @@ class DeviceThread:
     problem: str | None = None
     """Why there is no GPU lane, or no longer."""
     _flights: deque[_Flight] = field(default_factory=deque)
+    _waiting: deque[tuple[int, int, Slot, int]] = field(default_factory=deque)
+    """Tiny-batches to be prepared, until there is room for them on the device."""
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -149,16 +160,18 @@ class DeviceThread:
         self.channel.send(("device_ready", self.problem, self.device.identical))
 
     def _step(self) -> None:
-        """Take a message if there is one; where there is none, wait for what flies, or else for a message."""
-        message = self.channel.recv(0.0 if self._flights else None)
+        """Take a message if one comes while something flies, or whenever it comes; see what has landed; begin more.
+
+        So that the decoder is given the next tiny-batch while the one before is under way, nothing is waited for."""
+        message = self.channel.recv(_LOOK_S if self._flights else None)
         if message is not None:
             kind, *arguments = message
             getattr(self, f"_on_{kind}")(*arguments)
-        else:
-            self._flights[0].ticket.wait()
         for flight in [flight for flight in self._flights if flight.ticket.done()]:
             self._flights.remove(flight)
             self._land(flight)
+        while self._waiting and (self.problem is not None or self.device.free):
+            self._prepare(*self._waiting.popleft())
 
     def _land(self, flight: _Flight) -> None:
         if flight.kind == "copied":
@@ -183,6 +196,9 @@ class DeviceThread:
         self.device.forget_region(generation)
 
     def _on_prepare(self, number: int, stage: int, slot: Slot, offset: int) -> None:
+        self._waiting.append((number, stage, slot, offset))
+
+    def _prepare(self, number: int, stage: int, slot: Slot, offset: int) -> None:
         if self.problem is not None:
             return  # the lane has failed, and the coordinator knows
         try:

@@ -244,6 +244,11 @@ class CudaDevice(Device):
         self._copies.synchronize()
         cuda.unregister(mirror.host)
 
+    @property
+    def free(self) -> bool:
+        area = self._areas[0] if self._areas else None
+        return area is None or area.ticket is None or area.ticket.done()
+
     def prepare(self, stage: int, slot: Slot, offset: int) -> Ticket:
         with self._preparing:
             if self._starved:

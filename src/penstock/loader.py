@@ -274,18 +274,20 @@ class Loader:
     def _device_config(self, sizes: Sizes | None) -> DeviceConfig:
         if sizes is None:
             return DeviceConfig(False, 0, 0, 0, 0, False, False)
-        memory = sizes.stage_slots, sizes.shape.nbytes, sizes.grain
-        return DeviceConfig(True, self._stagers, *memory, self._spare, self.options.exact)
+        depth = self._stagers + 1 + sizes.areas
+        exact = self.options.exact
+        return DeviceConfig(True, self._stagers, depth, sizes.shape.nbytes, sizes.grain, self._spare, exact)
 
     @property
     def _stagers(self) -> int:
         """Processes that stage for each device's lane."""
-        return max(1, min(_MOST_STAGERS, self.options.worker_count // 2))
+        return max(1, min(_MOST_STAGERS, 3 * self.options.worker_count // 4))
 
     @property
     def _spare(self) -> bool:
-        """Whether there are cores for CPU lanes beside a GPU lane: one is for the training process."""
-        return available_cores() > 1 + self._stagers * len(self.options.devices)
+        """Whether there are cores for CPU lanes beside GPU lanes, which serve a core's time far better: one is for the
+        training process, one for what serves the lanes."""
+        return available_cores() > 2 + self._stagers * len(self.options.devices)
 
     def _batch_memory(self, sizes: Sizes | None, batch_bytes: int) -> int:
         """Bytes of batches: on the host, and as many on the devices where batches go there."""

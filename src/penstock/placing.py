@@ -62,7 +62,6 @@ class Sizes:
 
     grain: int
     shape: StageShape
-    stage_slots: int
     areas: int
     workspace_bytes: int
 
@@ -78,4 +77,4 @@ class Sizes:
         shape = StageShape(grain, layers, 0, area)
         nbytes = shape.data + max(grain * _BYTES_PER_FILE, 4 * _MIB)
         workspace = _DECODER_BYTES + _AREAS * (area + images)
-        return cls(grain, StageShape(grain, layers, nbytes, area), 4, _AREAS, workspace)
+        return cls(grain, StageShape(grain, layers, nbytes, area), _AREAS, workspace)

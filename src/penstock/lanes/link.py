@@ -31,7 +31,8 @@ class DeviceConfig:
     """There is to be a GPU lane."""
     stagers: int
     """Workers that stage for each device's lane."""
-    stage_slots: int
+    depth: int
+    """Tasks of each device's lane, each in a stage slot: one for every stager, one staged, the others on the device."""
     stage_bytes: int
     grain: int
     """Rows that the GPU lane takes at a time."""
@@ -83,7 +84,7 @@ class DeviceLink:
         """The lane's images have been seen to equal a CPU lane's."""
         loop.listen(channel, self._from_device, closed=self._gone)
         if config.lane:
-            generation = books.keep(config.stage_bytes, config.stage_slots)
+            generation = books.keep(config.stage_bytes, config.depth)
             fd, slots, capacity = books.region(generation)
             self._post(("stage", slots, capacity), (os.dup(fd),))
             stage_slots = [(generation, index) for index in range(slots)]
