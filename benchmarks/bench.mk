@@ -13,3 +13,9 @@ bench bench-quick: .venv-bench/ready
 		.venv-bench/bin/python -m benchmarks.$$run $(if $(filter bench-quick,$@),--quick) || status=1; \
 	done; \
 	$(if $(filter bench-quick,$@),true,.venv-bench/bin/python -m benchmarks.report) && exit $$status
+
+# On a machine with a GPU, with its own Python; GPU_PARTS='--only vit-compiled-2cores' measures a part of the matrix.
+.PHONY: gpu-bench
+gpu-bench:
+	$(GPU_PYTHON) hatch_build.py
+	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(GPU_PARTS)

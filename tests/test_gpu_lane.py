@@ -94,6 +94,17 @@ def test_batches_are_those_of_cpu_lanes(photos: Path, stand_ins: list[StandIn]) 
         assert_same(found, wanted)
 
 
+def test_labels_of_any_size_and_tiny_batches_of_one_sample(photos: Path, stand_ins: list[StandIn]) -> None:
+    paths = sorted(map(str, photos.rglob("*.jpg")))
+    labels = [0, 255, 256, 1000, 70_000, 2**40, -1] * 5
+    for size in (1, 3):
+        pipe = ps.files(paths, labels[: len(paths)]).decode().random_resized_crop(SIZE).rand_augment().batch(size)
+        expected = epochs(pipe, 2, workers=1)
+        assert {label for batch in expected[0] for label in batch["label"].tolist()} == set(labels)
+        for found, wanted in zip(_with_lane(pipe, stand_ins, 2), expected, strict=True):
+            assert_same(found, wanted)
+
+
 def test_what_the_lane_cannot_take_goes_to_cpu_lanes(mixed: Path, stand_ins: list[StandIn]) -> None:
     pipe = _pipe(mixed)
     expected = epochs(pipe, 2, workers=1)

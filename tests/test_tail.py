@@ -26,11 +26,12 @@ from penstock.graph import Field, Graph, Operator, Reader, Sample, Source, Spec,
 from penstock.kernels import native
 from penstock.order import Order
 from penstock.pipe import Pipe
-from penstock.tail import Gate, OpenTail, Tail, split
+from penstock.tail import Gate, OpenTail, Tail, _Levels, _Tables, split
 
 pytestmark = MARKS
 
 Batch = dict[str, Any]
+NO_DRAWS = np.empty((0, 0))
 
 
 def clips(rows: int, channels: int = 1, length: int = 300) -> Any:
@@ -145,6 +146,19 @@ def test_every_level_is_normalized_bit_for_bit() -> None:
     pipe = ps.arrays(image=ramp).normalize((0.1, 1.5, -0.25), (0.3, 1e-3, 7.0)).batch(1)
     ((expected, found),) = pairs(pipe)
     same(found, expected)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (9, 7), (40, 64)])
+def test_tables_normalize_as_products_and_sums_do(size: tuple[int, int]) -> None:
+    """Whole batches, parts of them, none, and images whose memory is not dense."""
+    operator, device = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), torch.device(DEVICE)
+    tables, levels = _Tables(operator, 6, device), _Levels(operator, device)
+    images = torch.from_numpy(photos(6, 3, size)).to(device).movedim(-1, 1)
+    for some in (images, images[:2], images[:0], images[[4, 1, 5]], images[1::2], images.contiguous()):
+        one, other = tables(some, NO_DRAWS), levels(some.contiguous(memory_format=torch.channels_last), NO_DRAWS)
+        assert one.dtype == torch.float32
+        assert torch.equal(one, other)
+        assert one.movedim(1, -1).is_contiguous(), "channels are last in memory"
 
 
 def test_images_and_sound_of_one_sample_have_one_tail() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock import top
+from penstock.lanes import MOST_WORKERS
 
 
 def snapshot(name: str = "train", pid: int = 7, **changes: Any) -> dict[str, Any]:
@@ -110,6 +111,13 @@ def busy_loader(name: str) -> Iterator[ps.Loader]:
 
 
 @pytest.mark.processes
+def test_lanes_of_a_gpu_are_told_from_workers() -> None:
+    lanes = [(3, 8), (MOST_WORKERS, 9), (MOST_WORKERS + 1, 10), (MOST_WORKERS + 2, 0)]
+    workers = [{"number": number, "pid": pid, "samples": 1, "busy_s": 0.1} for number, pid in lanes]
+    shown = top.text(top.rates([], [snapshot(uptime_s=1.0, workers=workers)])).splitlines()[2:]
+    assert [line.strip().split("  ")[0] for line in shown] == ["worker 3", "stager 0", "stager 1", "GPU lane"]
+
+
 def test_a_running_loader_is_seen_from_another_process() -> None:
     name = f"seen-{os.getpid()}"
     command = [sys.executable, "-m", "penstock.cli", "top", "--interval", "0.2"]
