@@ -248,6 +248,24 @@ def test_no_boxes_at_all() -> None:
         assert operator.apply(dict(sample), draws(operator, 0))["boxes"].shape == (0, 4)
 
 
+@pytest.mark.parametrize("operator", [RandomResizedCrop(9), Flip(1), Flip(0), Resize(9), CenterCrop(3), RandomCrop(3)])
+def test_boxes_may_come_as_lists_and_whole_numbers(operator: ImageOperator) -> None:
+    asked = operator.apply({"image": noise(20, 20), "boxes": np.array([[1, 2, 9, 9]], np.float32)}, draws(operator, 0))
+    for boxes in ([[1, 2, 9, 9]], ((1, 2, 9, 9),), np.array([[1, 2, 9, 9]], np.int64), np.array([[1, 2, 9, 9.0]])):
+        found = operator.apply({"image": noise(20, 20), "boxes": boxes}, draws(operator, 0))["boxes"]
+        assert found.dtype == np.float32
+        assert np.array_equal(found, asked["boxes"])
+    assert operator.apply({"image": noise(20, 20), "boxes": []}, draws(operator, 0))["boxes"].shape == (0, 4)
+    for boxes in ([1, 2, 9, 9], [[1, 2, 9]], [[[1, 2, 9, 9]]]):
+        with pytest.raises(ValueError, match=r"boxes must be \[n, 4\]"):
+            operator.apply({"image": noise(20, 20), "boxes": boxes}, draws(operator, 0))
+    image = Field("image", (20, 20, 3), "uint8")
+    after = operator.check({"image": image, "boxes": Field("value", (5, 4), "int64")})
+    assert after["boxes"] == Field("boxes", (5, 4), "float32")
+    with pytest.raises(GraphError, match=r"boxes must be \[n, 4\].* these are \[4\]"):
+        operator.check({"image": image, "boxes": Field("value", (4,), "float32")})
+
+
 # ---- arguments
 
 

@@ -121,6 +121,17 @@ def test_joining_changes_no_bit_of_turned_images(
     assert np.array_equal(found["boxes"], expected["boxes"])
 
 
+def test_boxes_that_come_as_lists_follow_joined_crops() -> None:
+    graph = chain(Decode(), RandomResizedCrop(20), Flip(1))
+    data = jpegs.saved(jpegs.photo(50, 40))
+    units = [0.3] * graph.units
+    expected = run(graph, {"image": data, "boxes": np.array([[1, 2, 8, 9]], np.float32)}, units)
+    assert np.array_equal(
+        run(fuse_decode(graph), {"image": data, "boxes": [[1, 2, 8, 9]]}, units)["boxes"], expected["boxes"]
+    )
+    assert run(fuse_decode(graph), {"image": data, "boxes": []}, units)["boxes"].shape == (0, 4)
+
+
 @pytest.mark.parametrize(("stored", "format"), [("RGB", "PNG"), ("CMYK", "JPEG"), ("L", "WEBP")])
 def test_images_that_pillow_decodes_go_through_it_too(stored: str, format: str) -> None:
     graph = chain(Decode(), RandomResizedCrop(20), Flip())

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import GraphError
 from penstock.graph import Units
-from penstock.image import ImageOperator, Pixels
+from penstock.image import Boxes, ImageOperator, Pixels
 from penstock.kernels.resample import FILTERS, resize
 
 __all__ = ["CenterCrop", "Flip", "RandomCrop", "RandomResizedCrop", "Resize", "View"]
 
-Boxes = NDArray[np.float32]
 Size = int | tuple[int, int]
 
 

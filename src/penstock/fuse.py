@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock.crop import Flip, RandomResizedCrop, Resize, View, Viewing
 from penstock.decode import Decode, encoded, oriented, stored_box
 from penstock.graph import Graph, Operator, Sample, Spec, Units
+from penstock.image import boxes_of
 from penstock.kernels import jpeg
 
 __all__ = ["DecodeCrop", "fuse_decode"]
@@ -61,7 +62,8 @@ class DecodeCrop(Operator):
     def view(self, sample: Sample, units: Units, height: int, width: int) -> View | None:
         """What the crops keep of an upright image of this size; the sample's boxes follow. None, and nothing is done,
         where that is no View."""
-        view, boxes = View.whole(height, width), sample.get("boxes")
+        view = View.whole(height, width)
+        boxes = boxes_of(sample) if "boxes" in sample else None
         used = 0
         for crop in self.crops:
             decision = crop.decide(units[used : used + crop.units], height, width)
