@@ -125,9 +125,13 @@ def assemble_rows(
         shape = column.shape if column.single else (layout.rows, *column.shape)
         tensor = tensor_over(buffer, column.dtype, shape, column.offset)
         if keep is not None and not column.single:
-            tensor = tensor[keep]
+            tensor = tensor.view(_INDEXED.get(tensor.dtype, tensor.dtype))[keep].view(tensor.dtype)
         columns.append(tensor.movedim(-1, -3) if column.image else tensor)
     return restore(layout, columns, loose or {})
+
+
+_INDEXED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""torch 2.6 cannot take rows of tensors of these types, but of others with the same bits."""
 
 
 def _loose(results: list[Result]) -> dict[str, list[Any]]:
