@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import typing
 from typing import Any
 
 import pytest
+import torch
 
 from penstock import options
 from penstock.errors import OptionError
@@ -100,6 +102,10 @@ def test_sensible_values_are_kept(name: str, value: Any) -> None:
         ("timeout", "did you mean 'timeout_s'?"),
         ("batch_size", ".batch(size)"),
         ("drop_last", ".batch(size, drop_last=...)"),
+        ("collate_fn", ".map(fn)"),
+        ("sampler", "ps.DataLoader"),
+        ("generator", "seed="),
+        ("pin_memory", "device='cuda'"),
         ("quite_else", "there are seed, shuffle, workers"),
     ],
 )
@@ -108,6 +114,14 @@ def test_an_unknown_option_names_the_nearest(name: str, hint: str) -> None:
         LoaderOptions.checked({name: 1})
     assert f"no option {name!r}" in str(caught.value)
     assert hint in str(caught.value)
+
+
+def test_every_argument_of_torchs_loader_has_an_answer() -> None:
+    theirs = set(inspect.signature(torch.utils.data.DataLoader).parameters) - {"dataset", "pin_memory_device"}
+    for name in theirs - {field.name for field in dataclasses.fields(LoaderOptions)}:
+        with pytest.raises(OptionError) as caught:
+            LoaderOptions.checked({name: 1})
+        assert "there are" not in str(caught.value), name
 
 
 def test_the_keywords_for_type_checkers_are_the_options() -> None:

@@ -86,8 +86,8 @@ class LoaderOptions:
         """Options from keywords; an unknown one is an error that names the nearest."""
         known = [field.name for field in fields(cls)]
         for name in keywords:
-            if name in _BATCH:
-                raise OptionError(f"Loader has no option {name!r}; it is said in the pipeline: .batch({_BATCH[name]})")
+            if name in _INSTEAD:
+                raise OptionError(f"Loader has no option {name!r}; {_INSTEAD[name]}")
             if name not in known:
                 near = difflib.get_close_matches(_FOREIGN.get(name, name), known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
@@ -146,7 +146,22 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _GPU = re.compile(r"cuda:\d+")
 _LONGEST_S = 2_000_000
 """What `poll` can wait at most, in round numbers."""
-_BATCH = {"batch_size": "size", "drop_last": "size, drop_last=...", "ragged": "size, ragged=..."}
+_SAMPLER = "seed= and shuffle= decide the order; an order of your own is what ps.DataLoader takes samplers for"
+_INSTEAD = {
+    "batch_size": "it is said in the pipeline: .batch(size)",
+    "drop_last": "it is said in the pipeline: .batch(size, drop_last=...)",
+    "ragged": "it is said in the pipeline: .batch(size, ragged=...)",
+    "collate_fn": "the pipeline makes batches: .batch(size, ragged=...); .map(fn) changes samples",
+    "sampler": _SAMPLER,
+    "batch_sampler": _SAMPLER,
+    "generator": "seed= decides the order and all that is drawn",
+    "persistent_workers": "workers always stay until close()",
+    "pin_memory": "device='cuda' gives batches that are on the GPU already",
+    "worker_init_fn": "samples find the generators seeded; what a worker needs once belongs into a source's open()",
+    "multiprocessing_context": "start='clean' or start='fork' says where workers come from",
+    "in_order": "order='plan' or order='ready' says it",
+}
+"""What to say in place of options of torch's DataLoader that have no counterpart by another name."""
 _FOREIGN = {"num_workers": "workers", "batch_order": "order", "prefetch_factor": "prefetch", "timeout": "timeout_s"}
 
 
