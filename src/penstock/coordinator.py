@@ -15,6 +15,7 @@ import os
 import resource
 import socket
 import sys
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -99,6 +100,8 @@ class Config:
     devices: int = 0
     """How many there are; batches go to them in turn."""
     policy: Policy = Policy()
+    started: float = field(default_factory=time.monotonic)
+    """When the loader began, by the clock that all processes share: from then on it waits."""
 
 
 @dataclass
@@ -157,7 +160,7 @@ class Coordinator:
         self._exact = config.device is not None and config.device.exact
         self._tied = False
         """All rows are tied to the GPU lane, but those that it returns."""
-        self._counters = Counters(config.name, config.parent, config.workers)
+        self._counters = Counters(config.name, config.parent, config.workers, started=config.started)
         self._batches: dict[int, _State] = {}
         self._feed: Iterator[BatchSpec] = iter(())
         self._queue: deque[BatchSpec] = deque()

@@ -38,7 +38,7 @@ class Counters:
     batches: int = 0
     samples: int = 0
     bad: int = 0
-    _started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     _workers: dict[int, WorkerCounters] = field(default_factory=dict)
     _bad: dict[int, BadSample] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Counters:
         return {
             "name": self.name,
             "pid": self.pid,
-            "uptime_s": time.monotonic() - self._started,
+            "uptime_s": time.monotonic() - self.started,
             "batches": self.batches,
             "samples": self.samples,
             "wait_s": 0.0,
