@@ -12,13 +12,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import psutil
 import pytest
 import torch
 
 import penstock as ps
-from loading import Batch, coordinator, epochs, rest, template, wait_until, workers
+from loading import Batch, assert_same, coordinator, epochs, rest, template, wait_until, workers
 from penstock import view
 
 pytestmark = pytest.mark.processes
@@ -127,6 +128,16 @@ def test_a_pipeline_that_cannot_be_loaded_says_what_to_do() -> None:
     loader = ps.Loader(pipe, workers=1, start="clean")
     with pytest.raises(ps.LaneError, match=r"RuntimeError: not today.*use start='fork'"):
         next(iter(loader))
+
+
+def test_what_only_this_process_has_reaches_the_workers(photos: Path) -> None:
+    store = fsspec.filesystem("memory")
+    for path in sorted(photos.glob("*/*.jpg")):
+        store.pipe_file(f"/loader/{path.parent.name}/{path.name}", path.read_bytes())
+    here, there = (
+        epochs(ps.files(root).decode().resize((9, 9)).batch(6), workers=2) for root in (photos, "memory://loader")
+    )
+    assert_same(here[0], there[0])
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -244,7 +255,9 @@ def test_waiting_is_counted() -> None:
             started = time.perf_counter()
             rest(loader)
             took = time.perf_counter() - started
-            assert 0.4 <= loader.stats()["wait_s"] <= took
+            stats = loader.stats()
+            assert 0.4 <= stats["wait_s"] <= took
+            assert stats["wait_s"] <= stats["uptime_s"], "starting workers is waiting too"
 
 
 def test_stats_have_the_same_keys_without_workers() -> None:

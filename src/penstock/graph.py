@@ -62,8 +62,8 @@ class Reader(ABC):
 class Source(ABC):
     """Where samples come from: a sized collection with ids 0 .. len-1, and a way to open it in a worker.
 
-    A source is picklable unless `clean` is False: it then holds objects of the user's, or arrays too large to pickle,
-    and reaches the workers by fork.
+    A source is picklable unless `clean` is False: it then holds objects of the user's, arrays too large to pickle, or
+    reads what only this process's memory has, and reaches the workers by fork.
     """
 
     clean: bool = True

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import GraphError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.names import Names, packed
-from penstock.read.storage import Options, filesystem, is_url, join, plain, read_file
+from penstock.read.storage import Options, filesystem, is_url, join, only_here, plain, read_file
 
 __all__ = ["AUDIO_EXTENSIONS", "IMAGE_EXTENSIONS", "Files"]
 
@@ -69,6 +69,7 @@ class Files(Source):
                 raise GraphError("files: labels='folders' needs a folder; for a list give labels= themselves")
         if labels is not None and not isinstance(labels, str):
             self._labels = _given_labels(labels, self._names)
+        self.clean = not only_here(self._base) and b"memory://" not in self._names.blob
 
     @property
     def class_to_idx(self) -> dict[str, int]:

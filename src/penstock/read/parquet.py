@@ -21,7 +21,7 @@ import numpy as np
 from penstock.errors import GraphError, MissingExtraError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.patterns import find
-from penstock.read.storage import Options, Stamp, filesystem, is_url
+from penstock.read.storage import Options, Stamp, filesystem, is_url, only_here
 
 __all__ = ["Parquet"]
 
@@ -64,6 +64,7 @@ class Parquet(Source):
         self.classes: list[str] = []
         self.options = storage_options
         self.paths = find(path, ".parquet", storage_options)
+        self.clean = not any(map(only_here, self.paths))
         try:
             self._read_footers()
         except ValueError as error:

@@ -25,6 +25,7 @@ __all__ = [
     "filesystem",
     "is_url",
     "join",
+    "only_here",
     "plain",
     "read_file",
     "scanning",
@@ -54,6 +55,11 @@ _VERSION_KEYS = (
 def is_url(path: str) -> bool:
     """Whether fsspec has to open this path."""
     return _URL.match(path) is not None
+
+
+def only_here(path: str) -> bool:
+    """Whether the URL means this process's own memory, which its forks have and other processes do not."""
+    return "memory://" in path
 
 
 def plain(path: str | os.PathLike[str]) -> str:

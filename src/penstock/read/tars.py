@@ -17,7 +17,7 @@ from penstock.errors import GraphError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.names import Names, packed
 from penstock.read.patterns import find
-from penstock.read.storage import Options, Store, is_url
+from penstock.read.storage import Options, Store, is_url, only_here
 from penstock.read.tar_index import TarIndex, tar_index
 
 __all__ = ["Tars"]
@@ -44,6 +44,7 @@ class Tars(Source):
     ) -> None:
         self._options = storage_options
         self._paths = find(pattern, ".tar", storage_options)
+        self.clean = not any(map(only_here, self._paths))
         indexes = [tar_index(path, storage_options) for path in self._paths]
         self._stamps = [index.stamp for index in indexes]
         self._merge(indexes)
