@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as ps
 from loading import Batch, assert_same, copied, epochs, ids, rest
@@ -142,6 +143,31 @@ def test_every_sample_is_bad(tree: Path, count: int) -> None:
         assert [error["id"] for error in loader.stats()["errors"]] == list(range(30))
     with ps.Loader(pipe, workers=count, on_error="replace") as loader, pytest.raises(ps.SampleError):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("ragged", ["error", "pad", "list"])
+def test_a_batch_of_bad_samples_only_whose_sizes_only_samples_could_tell(tree: Path, ragged: Any, count: int) -> None:
+    _garble(_file(tree, 7))
+    pipe = ps.files(tree).decode().batch(1, ragged=ragged)
+    with ps.Loader(pipe, workers=count, on_error="skip", shuffle=False) as loader:
+        found = list(loader)
+    assert [len(batch["id"]) for batch in found] == [1] * 7 + [0] + [1] * 22
+    whole, empty = found[0], found[7]
+    assert empty.keys() == whole.keys()
+    for name in whole:
+        assert len(empty[name]) == 0
+        assert type(empty[name]) is type(whole[name])
+        if isinstance(whole[name], torch.Tensor):
+            assert empty[name].dtype == whole[name].dtype
+            assert empty[name].ndim == whole[name].ndim
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_batch_that_a_function_refused_has_no_rows(count: int) -> None:
+    pipe = ps.arrays(x=np.arange(20)).map(_raise_at_nine).batch(1)
+    with ps.Loader(pipe, workers=count, on_error="skip", shuffle=False) as loader:
+        assert [len(batch["x"]) for batch in loader] == [1] * 9 + [0] + [1] * 10
 
 
 def _raise_at_nine(sample: Batch) -> Batch:

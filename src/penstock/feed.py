@@ -29,9 +29,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from penstock.batch import fixed_layout
 from penstock.coordinator import Config
 from penstock.device import Device, DeviceThread
 from penstock.errors import LaneError, PenstockError, StalledError
+from penstock.graph import Field, Graph
 from penstock.lanes import Slot
 from penstock.lanes.processes import held_signals, keep_from_signals, template_main
 from penstock.layout import Layout, restore
@@ -128,6 +130,29 @@ def assemble_rows(
             tensor = tensor.view(_INDEXED.get(tensor.dtype, tensor.dtype))[keep].view(tensor.dtype)
         columns.append(tensor.movedim(-1, -3) if column.image else tensor)
     return restore(layout, columns, loose or {})
+
+
+def empty_batch(graph: Graph) -> dict[str, Any]:
+    """What is left of a batch when every sample of it was skipped: no rows, and nothing along axes whose length only
+    samples could tell."""
+    layout = fixed_layout(graph, 0)
+    if layout is not None:
+        whole: dict[str, Any] = assemble_rows(layout, None)
+        return whole
+    batch: dict[str, Any] = {}
+    for name, field in graph.spec.items():
+        batch[name] = _no_rows(field)
+        if graph.batch is not None and graph.batch.ragged == "pad" and field.shape is not None and not field.fixed:
+            batch[f"{name}_shape"] = torch.empty((0, len(field.shape)), dtype=torch.int64)
+        if graph.batch is not None and graph.batch.ragged == "list" and not field.fixed:
+            batch[name] = []
+    return {**batch, "id": torch.empty(0, dtype=torch.int64)}
+
+
+def _no_rows(field: Field) -> torch.Tensor:
+    kind = getattr(torch, field.dtype or "", torch.float32)
+    tensor = torch.empty((0, *(length or 0 for length in field.shape or ())), dtype=kind)
+    return tensor.movedim(-1, -3) if field.kind == "image" and tensor.ndim == 4 else tensor
 
 
 _INDEXED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

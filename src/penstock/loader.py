@@ -18,8 +18,8 @@ from penstock.batch import fixed_layout
 from penstock.coordinator import Config, Policy
 from penstock.device import Device
 from penstock.devices import missing, open_device
-from penstock.errors import GraphError, LaneError, OptionError, PenstockError, SampleError, StalledError, StateError
-from penstock.feed import Arrival, Feed, InlineFeed, ProcessFeed, assemble_rows, idle_stats, raise_failure
+from penstock.errors import GraphError, LaneError, OptionError, PenstockError, StalledError, StateError
+from penstock.feed import Arrival, Feed, InlineFeed, ProcessFeed, empty_batch, idle_stats, raise_failure
 from penstock.graph import Batch, Graph
 from penstock.graphwork import GraphWork, Staging
 from penstock.lanes import MOST_WORKERS
@@ -213,16 +213,6 @@ class Loader:
     @property
     def _forks(self) -> bool:
         return self.options.start == "fork" or (self.options.start == "auto" and not self._graph.clean)
-
-    def _empty_batch(self) -> dict[str, Any]:
-        """What is left of a batch when every sample of it was skipped."""
-        layout = fixed_layout(self._plan, 0)
-        if layout is None:
-            raise SampleError(
-                "every sample of a batch is bad, and without one the batch has no shape", operator="batch"
-            )
-        batch: dict[str, Any] = assemble_rows(layout, None)
-        return batch
 
     def _running(self) -> Feed:
         if self._feed is None:
@@ -430,7 +420,7 @@ class _Epoch(Iterator[dict[str, Any]]):
         step = self._count(arrival.seq)
         if arrival.failure is not None:
             raise_failure(arrival.failure)
-        batch: dict[str, Any] = loader._empty_batch() if arrival.value is None else arrival.value
+        batch: dict[str, Any] = empty_batch(loader._plan) if arrival.value is None else arrival.value
         return self._finished(loader, batch, step, arrival) if loader._tails else batch
 
     def _finished(self, loader: Loader, batch: dict[str, Any], step: Step, arrival: Arrival) -> dict[str, Any]:
