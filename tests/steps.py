@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from penstock.lanes.processes import STACK_SIGNAL
 
 Sample = dict[str, Any]
 
@@ -31,6 +34,13 @@ def sleep_long() -> None:
 
 def block_in_c() -> None:
     ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter lock
+
+
+def end_when_asked_for_the_stack() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
+    while STACK_SIGNAL not in signal.sigpending():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Hanging:

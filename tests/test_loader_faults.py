@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import threading
@@ -179,6 +180,18 @@ def test_a_replacement_works_within_a_tenth_of_a_second(record_property: pytest.
 # hanging workers
 
 
+def _until_the_end(batches: Iterator[Batch]) -> tuple[list[Batch], list[str]]:
+    """Batches, and what was said of stalls; on a busy machine a start or a batch may be one."""
+    found, stalls = [], []
+    while True:
+        try:
+            found.append(copied(next(batches)))
+        except ps.StalledError as error:
+            stalls.append(str(error))
+        except StopIteration:
+            return found, stalls
+
+
 def test_a_stopped_worker_is_replaced_and_its_slot_is_not_given_away() -> None:
     (expected,) = epochs(_pipe(), workers=0)
     with ps.Loader(_pipe(), workers=2, timeout_s=1) as loader:
@@ -186,11 +199,10 @@ def test_a_stopped_worker_is_replaced_and_its_slot_is_not_given_away() -> None:
         found = [copied(next(batches)) for _ in range(3)]
         stopped = workers(loader, 2)[0]
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(ps.StalledError, match=rf"pid {stopped}, T \(stopped\)"):
-            found.extend(map(copied, batches))
+        more, stalls = _until_the_end(batches)
+        assert any(f"pid {stopped}, T (stopped)" in stall for stall in stalls)
         wait_until(lambda: gone(stopped))
-        found += [copied(batch) for batch in batches]
-        assert_same(found, expected)
+        assert_same(found + more, expected)
 
 
 @pytest.mark.parametrize("hang", [steps.spin, steps.sleep_long, steps.block_in_c])
@@ -199,13 +211,21 @@ def test_a_hung_worker_shows_its_stack_and_is_replaced(hang: Callable[[], None],
     """The function hangs once; afterwards the epoch goes on as if nothing had been."""
     pipe = ps.arrays(x=np.arange(40)).map(steps.Hanging(hang, str(tmp_path / "hung"))).batch(4)
     with ps.Loader(pipe, workers=2, timeout_s=1, shuffle=False, start=start) as loader:
-        batches = iter(loader)
-        found: list[list[int]] = []
-        with pytest.raises(ps.StalledError, match=hang.__name__) as caught:  # with batches in its task, maybe
-            found.extend(batch["id"].tolist() for batch in batches)
-        assert "steps.py" in str(caught.value)
-        found += [batch["id"].tolist() for batch in batches]
-    assert found == [list(range(i, i + 4)) for i in range(0, 40, 4)]
+        found, stalls = _until_the_end(iter(loader))
+    assert [batch["id"].tolist() for batch in found] == [list(range(i, i + 4)) for i in range(0, 40, 4)]
+    assert any(hang.__name__ in stall and "steps.py" in stall for stall in stalls)
+
+
+def test_a_worker_that_ends_while_its_stack_is_awaited_does_no_harm(tmp_path: Path) -> None:
+    pipe = (
+        ps.arrays(x=np.arange(40))
+        .map(steps.Hanging(steps.end_when_asked_for_the_stack, str(tmp_path / "hung")))
+        .batch(4)
+    )
+    with ps.Loader(pipe, workers=2, timeout_s=1, shuffle=False, start="clean") as loader:
+        found, stalls = _until_the_end(iter(loader))
+    assert [batch["id"].tolist() for batch in found] == [list(range(i, i + 4)) for i in range(0, 40, 4)]
+    assert any("ended meanwhile" in stall for stall in stalls)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -241,7 +261,7 @@ def test_a_new_epoch_is_not_held_up_by_a_worker_that_hangs_in_the_old_one() -> N
         return sample
 
     pipe = ps.arrays(x=np.arange(16)).map(hangs).batch(2)
-    with ps.Loader(pipe, workers=1, timeout_s=0.5, shuffle=False) as loader:
+    with ps.Loader(pipe, workers=1, timeout_s=2, shuffle=False) as loader:
         assert next(iter(loader))["id"].tolist() == [0, 1]
         time.sleep(0.3)
         batches = iter(loader)
@@ -272,9 +292,9 @@ def test_a_late_writer_cannot_touch_a_slot_in_use(tmp_path: Path) -> None:
             try:
                 found.append(next(batches))
             except ps.StalledError as error:
-                asleep = int(str(error).split("pid ")[1].split(",")[0])
-                if psutil.pid_exists(asleep):
-                    os.kill(asleep, signal.SIGCONT)
+                for asleep in map(int, re.findall(r"pid (\d+)", str(error))):
+                    if psutil.pid_exists(asleep):
+                        os.kill(asleep, signal.SIGCONT)
             except StopIteration:
                 break
         assert mark.exists()

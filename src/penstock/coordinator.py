@@ -256,12 +256,12 @@ class Coordinator:
         if self._gpu in lanes:
             lanes = [*(lane for lane in lanes if lane != self._gpu), *self._stagers]
 
-        def tell(stacks: dict[int, str]) -> None:
+        def tell(stacks: dict[int, str], hung: list[int]) -> None:
             text = (
                 "\n\n".join(stacks.values()) or f"no worker has work; still starting: {self._crew.starting or 'none'}"
             )
             self._outbox.append(("stalled", text))
-            for lane in stacks:
+            for lane in hung:
                 self._crew.kill(lane)
 
         self._crew.stacks(lanes, 0.9 * waited_s, tell)

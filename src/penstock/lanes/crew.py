@@ -33,7 +33,8 @@ __all__ = ["Crew"]
 
 _START_ATTEMPTS = 5
 _STATUS_WAIT_S = 1.0
-_STACK_WAIT_S = 0.3
+_STACK_WAIT_S = 3.0
+_STACK_LOOK_S = 0.1
 _END_WAIT_S = 2.0
 _OWN_CRASH = 4
 """Blame for a hang, a death by another signal, or an exit: the sample is the likely cause."""
@@ -58,6 +59,12 @@ class _Worker:
     tasks: int = 0
     hung: bool = False
     dismissed: bool = False
+    lost: bool = False
+    """Its process has ended, and its descriptors are closed."""
+
+
+Tell = Callable[[dict[int, str], list[int]], None]
+"""Called with a text for each lane, and the lanes that still are what the text says."""
 
 
 class Crew:
@@ -162,11 +169,8 @@ class Crew:
         worker.template = template
         self._loop.post(template, ("fork", worker.number, worker.serial), fds)
 
-    def stacks(self, lanes: Sequence[int], longer_than_s: float, tell: Callable[[dict[int, str]], None]) -> None:
-        """Have the lanes that are at one task for longer than that (or else all of them) write down where they are.
-
-        Calls `tell` with a text for each.
-        """
+    def stacks(self, lanes: Sequence[int], longer_than_s: float, tell: Tell) -> None:
+        """Have the lanes that are at one task for longer than that (or else all of them) write down where they are."""
         now = time.monotonic()
         workers = [self._workers[lane] for lane in lanes]
         slow = [w for w in workers if w.busy_since is not None and now - w.busy_since > longer_than_s] or workers
@@ -174,7 +178,17 @@ class Crew:
             os.ftruncate(worker.stack, 0)
             os.lseek(worker.stack, 0, os.SEEK_SET)
             self._signal(worker, STACK_SIGNAL)
-        self._loop.after(_STACK_WAIT_S, lambda: tell({worker.number: _describe(worker) for worker in slow}))
+        self._await_stacks(slow, [0] * len(slow), now + _STACK_WAIT_S, tell)
+
+    def _await_stacks(self, slow: list[_Worker], before: Sequence[int], deadline: float, tell: Tell) -> None:
+        """Until all that can write have written; on a busy machine that may take a while."""
+        sizes = [0 if worker.lost else os.fstat(worker.stack).st_size for worker in slow]
+        missing = any(_can_write(worker) and not size for worker, size in zip(slow, sizes, strict=True))
+        if (sizes == before and not missing) or time.monotonic() > deadline:
+            texts = {worker.number: _describe(worker) for worker in slow}
+            tell(texts, [worker.number for worker in slow if not worker.lost])
+        else:
+            self._loop.after(_STACK_LOOK_S, lambda: self._await_stacks(slow, sizes, deadline, tell))
 
     @property
     def busy(self) -> list[int]:
@@ -298,6 +312,7 @@ class Crew:
         self._loop.forget(worker.channel)
         worker.channel.close()
         os.close(worker.stack)
+        worker.lost = True
         if worker.pidfd >= 0:
             self._loop.forget(worker.pidfd)
             os.close(worker.pidfd)
@@ -378,11 +393,21 @@ def _blame(status: int) -> int:
     return _KILLED if killed else _OWN_CRASH
 
 
-def _describe(worker: _Worker) -> str:
-    stack = os.pread(worker.stack, 1 << 16, 0).decode(errors="replace").strip()
+def _state(worker: _Worker) -> str:
+    """As the kernel calls it: "R (running)", "T (stopped)"."""
     try:
         with open(f"/proc/{worker.pid}/status") as status:
-            state = next(line.split(":", 1)[1].strip() for line in status if line.startswith("State:"))
+            return next(line.split(":", 1)[1].strip() for line in status if line.startswith("State:"))
     except OSError:
-        state = "gone"
-    return f"worker {worker.number} (pid {worker.pid}, {state}):\n{stack or 'no stack could be had'}"
+        return "gone"
+
+
+def _can_write(worker: _Worker) -> bool:
+    return not worker.lost and _state(worker)[0] not in "TtZXg"
+
+
+def _describe(worker: _Worker) -> str:
+    if worker.lost:
+        return f"worker {worker.number} (pid {worker.pid}) ended meanwhile"
+    stack = os.pread(worker.stack, 1 << 16, 0).decode(errors="replace").strip()
+    return f"worker {worker.number} (pid {worker.pid}, {_state(worker)}):\n{stack or 'no stack could be had'}"
