@@ -18,6 +18,8 @@ import pytest
 
 import penstock as ps
 from loading import Batch, Launcher, Script, assert_same, epochs, gone, rest, wait_until, workers
+from penstock.feed import _start_coordinator
+from penstock.wire import Channel, pair
 
 pytestmark = pytest.mark.processes
 
@@ -125,6 +127,18 @@ def test_ctrl_c_while_it_starts(launcher: Launcher, tmp_path: Path) -> None:
         assert errors.strip().endswith("KeyboardInterrupt"), errors
         assert "Traceback" not in errors.split("Traceback", 1)[1], errors
         wait_until(lambda children=children: all(gone(child.pid) for child in children), 2)
+
+
+def test_a_coordinator_that_hears_nothing_but_goodbye_ends_in_peace(capfd: pytest.CaptureFixture[str]) -> None:
+    """The training process was interrupted before it could say what it wants."""
+    ours, theirs = pair()
+    with theirs:
+        process = _start_coordinator(theirs.fileno())
+    channel = Channel(ours)
+    channel.send(("bye",))
+    channel.close()
+    assert process.wait(20) == 0
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("start", ["fork", "clean"])

@@ -655,8 +655,10 @@ def main(fd: int) -> None:
     trainer = Channel(socket.socket(fileno=fd))
     keep_from_signals()
     try:
-        config: Config = trainer.recv()
-    except ClosedError:  # interrupted while it started
+        config = trainer.recv()
+    except ClosedError:
+        return
+    if not isinstance(config, Config):  # it was interrupted while it started, and says goodbye
         return
     gc.freeze()
     gc.enable()
