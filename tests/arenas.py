@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
 
-from penstock.cache import Arena, Shelf, Tally
+import pytest
+
+from penstock.cache import Arena, Shelf, Tally, finding
 
 KEY = b"a set of samples"
 MIB = 1 << 20
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A test's loaders find only each other."""
+    prefix = f"penstock-cache-test-{os.getpid()}-{next(_numbers)}-"
+    monkeypatch.setattr(finding, "_PREFIX", prefix)
+    return prefix
 
 
 @contextlib.contextmanager
@@ -71,3 +83,13 @@ def forked(run: Callable[[], object]) -> int:
 def ended(pid: int) -> int:
     """The exit status of a child."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Arena]:
+    """The arena that loaders of these tests hold, held here too."""
+    arena = next(finding._others())
+    try:
+        yield arena
+    finally:
+        arena.close()

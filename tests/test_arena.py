@@ -77,8 +77,6 @@ def test_descriptors_of_something_else_are_refused() -> None:
         os.ftruncate(fd, MIB)
     with pytest.raises(ValueError, match="not those of an arena"):
         Arena(*fds)
-    for fd in fds:
-        os.close(fd)
 
 
 @settings(max_examples=40, deadline=None)
@@ -193,9 +191,9 @@ def test_it_stops_growing_where_the_limits_leave_nothing(monkeypatch: pytest.Mon
         shelf = shelf_of(arena, 100)
         assert shelf.put(0, bytes(MIB))
         held = arena.state().held
-        monkeypatch.setattr(module, "memory_room", lambda: Room(total=1 << 30, free=(1 << 26) + (1 << 24)))
+        monkeypatch.setattr(module, "memory_room", lambda: Room(total=1 << 30, free=(1 << 26) + MIB))
         stored = [shelf.put(id, bytes(MIB)) for id in range(1, 100)]
-        assert 0 < sum(stored) < 32
+        assert sum(stored) < 3
         assert not any(stored[sum(stored) :])
         state = arena.state()
         assert (state.stopped, state.error, state.held) == ("memory", 0, held)
@@ -232,7 +230,7 @@ def test_giving_back_takes_whole_samples_from_the_end(parts: list[int], largest:
         stored = [id for id in range(100) if shelf.put(id, sample(id, largest))]
         for nbytes in parts:
             before = arena.state()
-            given = arena.give_back(nbytes)
+            given = arena.give_back(lambda nbytes=nbytes: nbytes)
             state = arena.state()
             assert given >= min(nbytes, before.held - 4 * 4096)
             assert state.stopped == "given back"
@@ -268,7 +266,7 @@ def test_readers_never_see_memory_that_is_being_given_back() -> None:
         readers = [forked(read) for _ in range(4)]
         time.sleep(0.2)
         while shelf.held[0]:
-            arena.give_back(MIB)
+            arena.give_back(lambda: MIB)
         assert [ended(pid) for pid in readers] == [0] * 4
         arena.sweep()
         assert memory_of(arena) <= arena.state().held < MIB

@@ -19,7 +19,8 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
@@ -37,8 +38,8 @@ _HEAD_BYTES = 8192
 _ROW_START, _ROW_WORDS = 128, 8
 _SHELVES = (_HEAD_BYTES // 8 - _ROW_START) // _ROW_WORDS
 _PAGE = 4096
-_STEP = 32 << 20
-"""How much memory is taken at a time: a few milliseconds' work, and little beside the reserve."""
+_STEP, _STEPS = 32 << 20, 64
+"""How much memory is taken at a time: a few milliseconds' work, little beside the reserve, and a part of the budget."""
 _ALIGN = 64
 _READY = 2
 _STATES = 7
@@ -147,9 +148,12 @@ class Arena:
     """One arena, as one process sees it. Takes the descriptors."""
 
     def __init__(self, control: int, data: int) -> None:
-        self.descriptors = (control, data)
+        self.descriptors: tuple[int, ...] = (control, data)
+        """Of the control file and the data; none once it is closed."""
         self._maps: list[tuple[int, int]] = []
-        self._shelves: list[Shelf] = []
+        self._release = weakref.finalize(self, _release, self._maps, self.descriptors)
+        self._release.atexit = False
+        self._shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()
         self._data = 0
         self._mapped = os.fstat(data).st_size
         self._head = self._map(control, 0, _HEAD_BYTES)
@@ -197,7 +201,7 @@ class Arena:
         columns = self._head + 8 * (_ROW_START + place * _ROW_WORDS)
         index = self._map(self.descriptors[0], self._load_at(columns, _Column.PLACE), _rounded(_ENTRY_BYTES * samples))
         shelf = Shelf(self, _Mapped(self._data, self._mapped, self._head, columns, index), samples, row)
-        self._shelves.append(shelf)
+        self._shelves.add(shelf)
         return shelf
 
     def state(self) -> State:
@@ -225,8 +229,9 @@ class Arena:
             granted, needed = self._load(_Head.GRANTED), self._load(_Head.USED) + nbytes
             if needed <= self._usable():
                 return True
-            left = (self._load(_Head.BUDGET) - self._load(_Head.CONTROL) - granted) // _PAGE * _PAGE
-            step = min(left, max(_STEP, _rounded(needed - granted)))
+            budget = self._load(_Head.BUDGET)
+            left = (budget - self._load(_Head.CONTROL) - granted) // _PAGE * _PAGE
+            step = min(left, max(min(_STEP, _rounded(budget // _STEPS)), _rounded(needed - granted)))
             if self._load(_Head.STOPPED) or granted + step < needed:
                 return False
             return self._take(granted, step)
@@ -237,12 +242,19 @@ class Arena:
         self._store(_Head.STOPPED, _STOPPED.index("memory"))
         return False
 
-    def give_back(self, nbytes: int) -> int:
-        """Give so much memory back, whole samples from the end on; the arena grows no more. Returns what was given.
+    def give_back(self, due: Callable[[], int]) -> int:
+        """Give memory back, whole samples from the end on; the arena grows no more. Returns what was given.
 
-        Readers that are at such a sample read it from storage instead."""
+        How much is due is asked when nobody else is at it. Readers that are at such a sample read it from storage."""
         with self._growing():
+            nbytes = due()
+            if nbytes <= 0:
+                return 0
             top = self._usable()
+            if not top:
+                if not self._load(_Head.STOPPED):
+                    self.stop(0)
+                return 0
             target = max(0, top - nbytes)
             found = [self._range(row, target, top) for row in self._rows()]
             self._store(_Head.STOPPED, _STOPPED.index("given back"))
@@ -267,11 +279,8 @@ class Arena:
         """Let go of it. Shelves are empty from now on."""
         for shelf in self._shelves:
             shelf.empty()
-        for address, size in self._maps:
-            lib.ps_arena_unmap(address, size)
-        self._maps.clear()
-        for fd in self.descriptors:
-            os.close(fd)
+        self._release()
+        self.descriptors = ()
 
     # inside
 
@@ -361,6 +370,13 @@ class Arena:
         lib.ps_arena_add(self._head + 8 * word, value)
 
 
+def _release(maps: list[tuple[int, int]], descriptors: tuple[int, ...]) -> None:
+    for address, size in maps:
+        lib.ps_arena_unmap(address, size)
+    for fd in descriptors:
+        os.close(fd)
+
+
 @dataclass(frozen=True)
 class _Mapped:
     """Addresses of what a shelf consists of."""
@@ -407,6 +423,8 @@ class Shelf:
             return None
         outcome = _get(self._address, id, sizes, data, note)
         if outcome > _FIRST:
+            if outcome == _SPOILED:
+                self._tally.add(spoiled=1)
             return None
         return data, note, outcome == _FIRST
 

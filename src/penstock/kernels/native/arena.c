@@ -96,12 +96,10 @@ static uint64_t milliseconds(void) {
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Memory of a file, which children do not inherit; or NULL. */
+/* Memory of a file, or NULL. */
 void *ps_arena_map(int32_t fd, int64_t offset, int64_t size, int32_t writable) {
     void *at = mmap(NULL, (size_t)size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, offset);
-    if (at == MAP_FAILED) return NULL;
-    madvise(at, (size_t)size, MADV_DONTFORK);
-    return at;
+    return at == MAP_FAILED ? NULL : at;
 }
 
 void ps_arena_unmap(void *at, int64_t size) { munmap(at, (size_t)size); }
