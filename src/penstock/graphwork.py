@@ -68,7 +68,7 @@ class GraphWork(Work):
         self._steps = slices
 
     def equip(self, cache: Opened) -> None:
-        self._reader = CachedReader(self._reader, cache.shelf, cache.row)
+        self._reader = CachedReader(self._reader, cache.shelf, cache.row, len(self.graph.source))
 
     def run(self, request: Request, memory: Memory) -> Result:
         if request.stage is not None:

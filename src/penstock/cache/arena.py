@@ -118,6 +118,11 @@ _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
 _new_bytes.argtypes = [c_void_p, ctypes.c_ssize_t]
 _get = lib.ps_arena_get
+_get_held: Any = ctypes.PyDLL(lib._name).ps_arena_get
+"""The same without releasing the interpreter lock, which would take a tenth of the time of copying 100 KB."""
+_get_held.argtypes, _get_held.restype = _get.argtypes, _get.restype
+_LONG = (1 << 20) << 24
+"""Sizes from which on it is released: a megabyte of data."""
 
 
 def reserve_bytes(total: int) -> int:
@@ -391,6 +396,8 @@ class _Mapped:
 class Shelf:
     """The samples of one data set in one form; `Arena.shelf` makes it."""
 
+    __slots__ = ("__weakref__", "_address", "_arena", "_index", "_met", "_native", "_row", "_samples", "_tally")
+
     def __init__(self, arena: Arena, mapped: _Mapped, samples: int, row: Row) -> None:
         self._arena = arena
         self._row = mapped.row
@@ -414,19 +421,30 @@ class Shelf:
         """A sample's data and note, and whether this process gets it for the first time; None where it is not there."""
         if not 0 <= id < self._samples:
             return None
-        if self._index[2 * id] & _STATES != _READY:
-            return None
         sizes = self._index[2 * id + 1]
         try:
             data, note = _new_bytes(None, sizes >> _NOTE_BITS), _new_bytes(None, sizes & _NOTES)
         except MemoryError:  # the index is damaged
             return None
-        outcome = _get(self._address, id, sizes, data, note)
-        if outcome > _FIRST:
-            if outcome == _SPOILED:
-                self._tally.add(spoiled=1)
-            return None
-        return data, note, outcome == _FIRST
+        outcome = (_get_held if sizes < _LONG else _get)(self._address, id, sizes, data, note)
+        if outcome <= _FIRST:
+            return data, note, outcome == _FIRST
+        self._absent(outcome)
+        return None
+
+    def data(self, id: int) -> bytes | None:
+        """The data alone of a sample that this process got before: quicker than `get`."""
+        sizes = self._index[2 * id + 1]
+        data: bytes = _new_bytes(None, sizes >> _NOTE_BITS)
+        outcome = (_get_held if sizes < _LONG else _get)(self._address, id, sizes, data, None)
+        if outcome <= _FIRST:
+            return data
+        self._absent(outcome)
+        return None
+
+    def _absent(self, outcome: int) -> None:
+        if outcome == _SPOILED:
+            self._tally.add(spoiled=1)
 
     def put(self, id: int, data: bytes, note: bytes = b"") -> bool:
         """Keep a sample. False where there is no room, or where it is there already or given up."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 import pickle
+from array import array
 from typing import Any
 
 from penstock.cache.arena import KEY_BYTES, Shelf
@@ -22,6 +23,7 @@ _ANY_ROOM = 64
 _QUICK, _PICKLED = 0, 1
 _QUICK_TYPES = (int, float, str, bool, type(None))
 """What marshal gives back as it was, and four times as fast as pickle."""
+_MOST_SHAPES = 1 << 16
 
 
 def why_not_cached(source: Source) -> str | None:
@@ -50,21 +52,58 @@ def encoded_key(source: Source) -> bytes:
 class CachedReader(Reader):
     """A reader behind a shelf. Without one (the arena had no room for an index) it counts what is read."""
 
-    def __init__(self, reader: Reader, shelf: Shelf | None, row: Row) -> None:
+    def __init__(self, reader: Reader, shelf: Shelf | None, row: Row, samples: int) -> None:
         self._reader = reader
         self._shelf = shelf
         self._row = row
+        self._shapes: list[tuple[str, Sample]] = [("", {})]
+        """What samples are beside their one byte field, whose name comes first: a few shapes do for most data sets."""
+        self._known = array("H", bytes(2 * samples))
+        """The shape of each sample that this process has met; 0: of none, or not met yet."""
+        self._numbers: dict[bytes, int] = {}
         reader.drop_behind()
 
     def read(self, id: int) -> Sample:
-        found = None if self._shelf is None else self._shelf.get(id)
+        if self._shelf is None or not 0 <= id < len(self._known):
+            return self._fetch(id)
+        number = self._known[id]
+        if number:  # all that is left to do for most hits
+            data = self._shelf.data(id)
+            if data is not None:
+                name, shape = self._shapes[number]
+                sample = shape.copy()
+                sample[name] = data
+                return sample
+            return self._fetch(id)
+        found = self._shelf.get(id)
         if found is None:
             return self._fetch(id)
         data, note, first = found
         if first and self._outdated(id, note):
             self._row.add(hits=-1, hit_bytes=-len(data))
             return self._fetch(id)
-        return _unpacked(data, note)
+        return self._unpacked(id, data, note)
+
+    def _unpacked(self, id: int, data: bytes, note: bytes) -> Sample:
+        """The sample that was packed so."""
+        content = note[note[0] + 1 :]
+        load: Any = marshal.loads if content[0] == _QUICK else pickle.loads
+        blobs, sample = load(content[1:])
+        if content[0] == _QUICK and len(blobs) == 1:
+            self._remember(id, content, blobs[0][0], sample)
+        at = 0
+        for name, size in blobs:
+            sample[name] = data if size < 0 else data[at : at + size]
+            at += size
+        result: Sample = sample
+        return result
+
+    def _remember(self, id: int, content: bytes, name: str, sample: Sample) -> None:
+        number = self._numbers.get(content)
+        if number is None and len(self._shapes) < _MOST_SHAPES:
+            number = self._numbers[content] = len(self._shapes)
+            self._shapes.append((name, sample.copy()))
+        self._known[id] = number or 0
 
     def _outdated(self, id: int, note: bytes) -> bool:
         """The sample was stored anew since it was cached; nobody gets the old one again."""
@@ -102,22 +141,7 @@ def _packed(sample: Sample, stamp: bytes) -> tuple[bytes, bytes]:
     """Data and note."""
     blobs = {name: value for name, value in sample.items() if type(value) is bytes}
     rest = {name: None if name in blobs else value for name, value in sample.items()}
-    content = tuple((name, len(value)) for name, value in blobs.items()), rest
+    sizes = tuple((name, len(value) if len(blobs) > 1 else -1) for name, value in blobs.items())
     quick = all(type(value) in _QUICK_TYPES for value in rest.values())
-    text = bytes([_QUICK]) + marshal.dumps(content) if quick else bytes([_PICKLED]) + pickle.dumps(content, protocol=5)
-    return b"".join(blobs.values()), bytes([len(stamp)]) + stamp + text
-
-
-def _unpacked(data: bytes, note: bytes) -> Sample:
-    start = note[0] + 2
-    load: Any = marshal.loads if note[start - 1] == _QUICK else pickle.loads
-    blobs, sample = load(note[start:])
-    if len(blobs) == 1:
-        sample[blobs[0][0]] = data
-    else:
-        at = 0
-        for name, size in blobs:
-            sample[name] = data[at : at + size]
-            at += size
-    result: Sample = sample
-    return result
+    text = marshal.dumps((sizes, rest)) if quick else pickle.dumps((sizes, rest), protocol=5)
+    return b"".join(blobs.values()), bytes([len(stamp)]) + stamp + bytes([_QUICK if quick else _PICKLED]) + text
