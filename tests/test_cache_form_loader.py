@@ -213,7 +213,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
 
 
 @pytest.mark.parametrize("form", ["decoded", "auto"])
-def test_a_gpu_lane_reads_encoded_bytes(photos: Path, stand_ins: list[StandIn], form: str) -> None:
+def test_a_gpu_lane_has_encoded_bytes(photos: Path, stand_ins: list[StandIn], form: str) -> None:
     lane = ps.files(photos).decode().random_resized_crop(SIZE).flip().rand_augment().batch(8)
     with ps.Loader(lane, seed=3, workers=2) as loader:
         expected = [dict(batch) for _ in range(3) for batch in loader]
@@ -227,6 +227,6 @@ def test_a_gpu_lane_reads_encoded_bytes(photos: Path, stand_ins: list[StandIn], 
         assert told["decoded_samples"] == 0
         assert "keeps samples encoded, as they are stored, for the GPU lane decodes for itself" in explained
     else:
-        assert told["decoded_samples"] > 0
-        assert told["samples"] == 0
-        assert "pixels serve the CPU lanes alone; the GPU lane reads encoded bytes, from storage" in explained
+        assert "pixels serve the CPU lanes alone; what the GPU lane takes first is kept encoded" in explained
+    assert told["samples"] + told["decoded_samples"] == 30
+    assert told["samples"] > 0

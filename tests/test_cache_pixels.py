@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 import jpegs
 from arenas import MIB, again, ended, forked, opened, shelf_of
+from penstock.cache.either import EitherReader
 from penstock.cache.pixels import PixelCache
+from penstock.cache.reader import CachedReader
 from penstock.crop import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize
 from penstock.decode import Decode
-from penstock.fuse import fuse_decode
-from penstock.graph import Operator, Sample
+from penstock.fuse import DecodeCrop, fuse_decode
+from penstock.graph import Operator, Reader, Sample
 from penstock.stem import Cut, Stem, stem
 from test_fuse import chain, run
 from test_stem import chains, drawn
@@ -209,3 +211,31 @@ def test_a_crop_that_fails_says_what_it_says_without_the_cache() -> None:
         cache.keep(0, photo(0))
         with pytest.raises(ValueError, match="random_crop: the image has 50 x 40 pixels"):
             cache.begin(0, [0.1, 0.2])
+
+
+def test_who_needs_encoded_bytes_has_them_kept_unless_the_pixels_are() -> None:
+    """As a GPU lane's stagers do."""
+
+    class One(Reader):
+        asked = 0
+
+        def read(self, id: int) -> Sample:
+            self.asked += 1
+            return {"image": photo(id)["image"], "label": id}
+
+    with opened() as arena:
+        source, encoded, pixels = One(), shelf_of(arena, 4), shelf_of(arena, 4, b"the same, pixels")
+        reader = CachedReader(source, encoded, encoded._tally, 4)
+        either = EitherReader(
+            reader, PixelCache(pixels, stem_of(Decode(), Flip())), None, DecodeCrop(Decode(), (Flip(),)), lambda: True
+        )
+        assert either.begin(0, [0.1])[1]
+        assert (source.asked, pixels.has(0), encoded.has(0)) == (1, True, False)
+        assert either.encoded(0)["image"] == either.encoded(0)["image"] == photo(0)["image"]
+        assert (source.asked, encoded.has(0)) == (3, False)
+        for _ in range(2):
+            assert either.encoded(1)["image"] == photo(1)["image"]
+        assert (source.asked, encoded.has(1)) == (4, True)
+        sample, begun = either.begin(1, [0.1])
+        assert (sample["image"], begun) == (photo(1)["image"], False)
+        assert source.asked == 4

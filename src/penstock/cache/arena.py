@@ -463,10 +463,14 @@ class Shelf:
         if outcome == _SPOILED:
             self._tally.add(spoiled=1)
 
+    def has(self, id: int) -> bool:
+        """A sample is there, as far as the index tells."""
+        return 0 <= id < self._samples and self._index[2 * id] & _STATES == _READY
+
     def look(self, id: int) -> Seen | None:
         """A sample where it lies, without a copy; None where it is not there. Whoever has read it there asks `still`:
         where memory was given back meanwhile, that was not the sample."""
-        if not 0 <= id < self._samples or self._index[2 * id] & _STATES != _READY:
+        if not self.has(id):
             return None
         outcome = lib.ps_arena_look(self._address, id, self._found)
         if outcome > _FIRST:

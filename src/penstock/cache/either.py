@@ -53,12 +53,12 @@ class EitherReader:
         return self._fill(id, units) if sample is None else (sample, False)
 
     def encoded(self, id: int) -> Sample:
-        """The sample as it is stored, for who does not begin from pixels. Only what is to be cached so is kept."""
+        """The sample as it is stored, for who does not begin from pixels. It is kept so, unless its pixels are."""
         sample = self._reader.cached(id)
         if sample is None:
             stamp = self._reader.stamp_before(id)
             sample = self._reader.fetch(id)
-            if not self._decodes(id):
+            if not self._pixels.has(id):
                 self._reader.keep(id, sample, stamp)
         return sample
 

@@ -58,10 +58,10 @@ def split(costs: Costs, samples: int, budget_bytes: float) -> Split:
     small, large = costs.encoded_bytes, costs.decoded_bytes
     if costs.decoded_gain > costs.encoded_gain:
         return Split(0, min(samples, int(budget_bytes / large)))
-    if budget_bytes <= samples * small or costs.decode_s == 0:
+    if budget_bytes <= samples * small or large <= small:
         return Split(min(samples, int(budget_bytes / small)), 0)
     # all are cached, encoded at least: what is left decodes as many as it can
-    decoded = min(samples, int((budget_bytes - samples * small) / (large - small)))
+    decoded = min(samples, int((budget_bytes - samples * small) / (large - small))) if costs.decode_s > 0 else 0
     return Split(samples - decoded, decoded)
 
 

@@ -49,7 +49,7 @@ class Keeping:
         which = "as many as saves most time" if self.form == "auto" else "all that find room"
         yield f"  keeps samples as pixels, {which}: after {self.stem.name}, before anything that depends on chance"
         if self.lane:
-            yield "  pixels serve the CPU lanes alone; the GPU lane reads encoded bytes, from storage"
+            yield "  pixels serve the CPU lanes alone; what the GPU lane takes first is kept encoded"
 
     def state(self, state: Mapping[str, Any]) -> Iterator[str]:
         """How that went, by the cache's part of `stats()`."""

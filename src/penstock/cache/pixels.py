@@ -74,6 +74,10 @@ class PixelCache:
         """The sample as the stem leaves it; None where it has none."""
         return self._stem.grown(sample)
 
+    def has(self, id: int) -> bool:
+        """The sample's pixels are cached."""
+        return self._shelf.has(id)
+
     def wants(self, sample: Sample) -> bool:
         """There may be room for the sample's pixels."""
         size = self._stem.size(sample)
