@@ -64,6 +64,8 @@ class CachedReader(Reader):
         reader.drop_behind()
 
     def read(self, id: int) -> Sample:
+        if not 0 <= id < len(self._known):
+            return self._reader.read(id)  # it has words for that
         sample = self.cached(id)
         if sample is None:
             stamp = self.stamp_before(id)
