@@ -639,3 +639,16 @@ def test_a_source_that_cannot_be_asked_leaves_what_is_kept(tmp_path: Path) -> No
         assert reader.read(id) == Stamped().sample(id)
     assert counting.asked == []
     reader.close()
+
+
+def test_credentials_do_not_make_another_data_set(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.jpg").write_bytes(b"x")
+
+    def identity(**options: Any) -> str:
+        return plan(tmp_path / "cache", Files(f"local://{tmp_path}/data", None, storage_options=options)).identity
+
+    first = identity(token="one", auto_mkdir=False)
+    assert identity(token="two", auto_mkdir=False) == first
+    assert identity(token="two", auto_mkdir=True) != first

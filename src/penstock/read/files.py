@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import GraphError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.names import Names, packed
-from penstock.read.storage import Options, Stamp, filesystem, is_url, join, only_here, plain, read_file
+from penstock.read.storage import Options, Stamp, filesystem, is_url, join, only_here, place_options, plain, read_file
 
 __all__ = ["AUDIO_EXTENSIONS", "IMAGE_EXTENSIONS", "Files"]
 
@@ -133,7 +133,7 @@ class Files(Source):
     def version(self) -> str:
         """Of where the files are too, and of all that a store's listing says of them. What stands in a local file, or
         behind a URL of a list, each reader has to see for itself."""
-        about = (self.fingerprint(), self._base, repr(sorted((self._options or {}).items(), key=repr)), self._listed)
+        about = (self.fingerprint(), self._base, place_options(self._options), self._listed)
         return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
     def sizes(self) -> Sequence[int] | None:

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.errors import GraphError, MissingExtraError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.patterns import find
-from penstock.read.storage import Options, Stamp, filesystem, is_url, only_here
+from penstock.read.storage import Options, Stamp, filesystem, is_url, only_here, place_options
 
 __all__ = ["Parquet"]
 
@@ -127,7 +127,7 @@ class Parquet(Source):
 
     def version(self) -> str:
         """Of where the files are, their sizes and times of change, too."""
-        about = (self._digest, self.paths, repr(sorted((self.options or {}).items(), key=repr)), self.stamps)
+        about = (self._digest, self.paths, place_options(self.options), self.stamps)
         return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
 

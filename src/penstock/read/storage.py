@@ -28,6 +28,7 @@ __all__ = [
     "is_url",
     "join",
     "only_here",
+    "place_options",
     "plain",
     "read_file",
     "scanning",
@@ -36,6 +37,7 @@ __all__ = [
 Options = Mapping[str, Any]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+_CREDENTIAL = re.compile(r"key|secret|token|password|credential|auth|session|cert", re.IGNORECASE)
 _OPEN_FILES = 64
 """Per reader. Opening costs a few microseconds, a descriptor is scarce where many workers run."""
 
@@ -70,6 +72,16 @@ def plain(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str):
         raise SourceError(f"a path is a str or pathlib.Path, not {type(text).__name__}: {text!r}")
     return text.removeprefix("file://")
+
+
+def place_options(options: Options | None) -> str:
+    """What of the options tells where the data lies: all but credentials, which may be others for every job."""
+    told = {
+        name: place_options(value) if isinstance(value, Mapping) else repr(value)
+        for name, value in (options or {}).items()
+        if not _CREDENTIAL.search(name)
+    }
+    return repr(sorted(told.items()))
 
 
 def join(base: str, name: str) -> str:

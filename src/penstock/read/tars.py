@@ -17,7 +17,7 @@ from penstock.errors import GraphError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.names import Names, packed
 from penstock.read.patterns import find
-from penstock.read.storage import Options, Store, is_url, only_here
+from penstock.read.storage import Options, Store, is_url, only_here, place_options
 from penstock.read.tar_index import TarIndex, tar_index
 
 __all__ = ["Tars"]
@@ -125,7 +125,7 @@ class Tars(Source):
 
     def version(self) -> str:
         """Of where the tars are, their sizes and times of change, too."""
-        about = (self.fingerprint(), self._paths, repr(sorted((self._options or {}).items(), key=repr)), self._stamps)
+        about = (self.fingerprint(), self._paths, place_options(self._options), self._stamps)
         return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
     def sizes(self) -> Sequence[int]:
