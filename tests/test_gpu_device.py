@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.training.loaders import ablation
 from PIL import Image
 
 from triton_device import DEVICE
@@ -77,6 +78,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[CudaDevice]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, opened: list[CudaDevice]) -> FakeGpu:
+    """Of the examples that a lane begins with, the first is decoded and the second is refused."""
+    examples = penstock.gpu._examples()[:2]
+    monkeypatch.setattr(penstock.gpu, "_examples", lambda: examples)
     return install(monkeypatch)
 
 
@@ -104,7 +108,7 @@ def _pipe(folder: Path) -> ps.Pipe:
 
 @pytest.mark.parametrize("way", ["beside", "between"])
 def test_batches_are_those_of_the_cpu(folder: Path, gpu: FakeGpu, opened: list[CudaDevice], way: Any) -> None:
-    pipe = ps.files(folder).decode().random_resized_crop(SIZE).flip().rand_augment()
+    pipe = ps.files(folder).decode().random_resized_crop(SIZE).flip().rand_augment(n=1)
     pipe = pipe.normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)).batch(8)
     expected = epochs(pipe, 2, workers=1)
     with ps.Loader(pipe, device="cuda", workers=2, gpu_lane=way) as loader:
@@ -117,7 +121,7 @@ def test_batches_are_those_of_the_cpu(folder: Path, gpu: FakeGpu, opened: list[C
                 assert one["image"].equal(other["image"])
                 assert one["image"].stride() == other["image"].stride()
         assert "of its memory the decoder has taken 7 MiB" in loader.explain()
-        assert "differ from a CPU lane's" in loader.explain(), "its own examples are subsampled, and refused"
+        assert "differ from a CPU lane's" in loader.explain(), "one of its own examples is subsampled, and refused"
         assert gpu.refused > 0
     assert not gpu.pinned, "all memory is unpinned"
     assert (gpu.entered, gpu.engines, gpu.decoders) == (0, 0, 0)
@@ -147,7 +151,7 @@ def test_exact_batches_repeat(folder: Path, gpu: FakeGpu, opened: list[CudaDevic
             before = gpu.decoded
             found.append(rest(loader))
             made = gpu.decoded - before
-            assert made == 12 + 4, "all but those that are subsampled or progressive; and half of its examples"
+            assert made == 12 + 1, "all but those that are subsampled or progressive; and an example"
     assert_same(*found)
 
 
@@ -166,6 +170,19 @@ def test_several_devices(folder: Path, gpu: FakeGpu, opened: list[CudaDevice]) -
             assert_same(rest(loader), wanted)
         assert len(opened) == 2
     assert not gpu.pinned
+
+
+def test_the_ablations_lane_makes_the_same_on_demand(
+    folder: Path, gpu: FakeGpu, opened: list[CudaDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = epochs(_pipe(folder), 1, workers=1)[0]
+    monkeypatch.setattr(penstock.loader, "open_device", ablation._on_demand)
+    with ps.Loader(_pipe(folder), device="cuda", workers=2, gpu_lane="beside") as loader:
+        wait_until(lambda: rest(loader) and gpu.decoded > 10, 60)
+        loader.set_epoch(0)
+        assert_same(rest(loader), expected)
+        assert "GPU lane: takes 8 samples" in loader.explain()
+        assert gpu.decoders == 1, "its first one; those of tiny-batches are gone"
 
 
 def test_a_lane_that_has_given_all_back_leaves_the_work_to_the_cpu(
