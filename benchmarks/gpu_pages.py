@@ -20,6 +20,7 @@ NAMES = {
     "dali:0.12": "DALI, engine 0.12",
     "penstock": "Penstock",
     "penstock:device=cpu": "Penstock, CPU lanes only",
+    "process": "Penstock in another process",
     "ablation:none": "nothing ahead of time",
     "ablation:ahead": "+ ahead of time",
     "ablation:affinity": "+ affinity",
