@@ -138,6 +138,9 @@ def readme() -> str:
         where(record) + " RandAugment, opaque datasets, start-up and what the training process pays:",
         "[benchmarks](docs/benchmarks.md).",
     ]
+    trainings = list(gpu_pages.summary(gpu_records()))
+    if trainings:
+        lines += ["", *trainings, "", "How each was measured, and on what: [on the GPU](docs/gpu.md)."]
     return "\n".join(lines)
 
 
