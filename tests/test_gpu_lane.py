@@ -17,11 +17,14 @@ from PIL import Image
 
 import penstock as ps
 import penstock.loader
+from arenas import apart
 from loading import Batch, assert_same, epochs, ids, rest, wait_until
 from penstock.coordinator import Policy
 from penstock.placing import Sizes
 from penstock.stage import Recipe
 from stand_in_device import SIZE, StandIn
+
+__all__ = ["apart"]
 
 pytestmark = pytest.mark.processes
 
@@ -145,6 +148,20 @@ def test_what_the_scheduler_leaves_out_changes_no_batch(photos: Path, stand_ins:
     with Less(pipe, device="cuda", workers=2) as loader:
         for wanted in expected:
             assert_same(rest(loader), wanted)
+
+
+def test_stagers_read_through_the_cache(photos: Path, stand_ins: list[StandIn], apart: str) -> None:
+    pipe = _pipe(photos)
+    on_cpu = epochs(pipe, 3)
+    with ps.Loader(pipe, device="cuda", workers=2, cache="4MiB") as loader:
+        for expected in on_cpu:
+            assert_same(rest(loader), expected)
+        while not stand_ins[-1].rows:
+            rest(loader)
+        before = loader.stats()["cache"]
+        rest(loader)
+        after = loader.stats()["cache"]
+        assert (after["hits"] - before["hits"], after["misses"]) == (30, 30)
 
 
 def test_killed_stagers_and_workers_lose_nothing(photos: Path, stand_ins: list[StandIn]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock import options
+from penstock import limits, options
 from penstock.errors import OptionError
 from penstock.options import LoaderKeywords, LoaderOptions
 
@@ -47,6 +47,8 @@ SENSELESS: list[tuple[str, Any, str]] = [
     ("memory_bytes", 1000, "from 131072"),
     ("memory_bytes", "2GB", "or 'auto'"),
     ("memory_bytes", 1e9, "a whole number"),
+    ("cache", "24 bananas", "such as '24GB'"),
+    ("cache", 1.5, "a share of the memory"),
     ("timeout_s", 0, "a number of seconds"),
     ("timeout_s", -1.0, "a number of seconds"),
     ("timeout_s", True, "a number of seconds"),
@@ -87,6 +89,10 @@ def test_every_option_is_tried_above() -> None:
         ("timeout_s", 0.5),
         ("metrics_port", 0),
         ("memory_bytes", 1 << 20),
+        ("cache", None),
+        ("cache", "auto"),
+        ("cache", "24GB"),
+        ("cache", 0.5),
     ],
 )
 def test_sensible_values_are_kept(name: str, value: Any) -> None:
@@ -193,9 +199,10 @@ MIB = 1 << 20
 def test_memory_is_cut_by_the_containers_limit(
     files: dict[str, str], free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "_read", Files({}).read)
     whole = options.available_memory_bytes()
-    monkeypatch.setattr(options, "_read", Files(files).read)
+    with open("/proc/meminfo") as file:
+        machine = {"/proc/meminfo": file.read()}
+    monkeypatch.setattr(limits, "_read", Files(files | machine).read)
     if free is None:
         assert options.available_memory_bytes() > 0.5 * whole
     else:

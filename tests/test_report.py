@@ -86,6 +86,28 @@ def test_prometheus_reads_what_was_counted() -> None:
     assert all((kind == "counter") == name.endswith("_total") for name, kind in types.items())
 
 
+def test_a_cache_is_served_where_there_is_one() -> None:
+    names = ("hits", "misses", "hit_bytes", "read_bytes", "spoiled", "samples", "bytes", "held_bytes", "budget_bytes")
+    cache = {name: number for number, name in enumerate((*names, "given_back_bytes"), 1)}
+    without, _ = parse(prometheus(counters().snapshot(**GAUGES)))
+    series, types = parse(prometheus(counters().snapshot(cache, **GAUGES)))
+    assert {name for name, _ in series} - {name for name, _ in without} == {
+        "penstock_cache_hits_total",
+        "penstock_cache_misses_total",
+        "penstock_cache_hit_bytes_total",
+        "penstock_storage_read_bytes_total",
+        "penstock_cache_spoiled_total",
+        "penstock_cache_samples",
+        "penstock_cache_bytes",
+        "penstock_cache_held_bytes",
+        "penstock_cache_budget_bytes",
+        "penstock_cache_given_back_bytes_total",
+    }
+    own = (("loader", "train"), ("pid", "42"))
+    assert series["penstock_storage_read_bytes_total", own] == 4
+    assert all((kind == "counter") == name.endswith("_total") for name, kind in types.items())
+
+
 def test_any_name_can_be_served() -> None:
     for name in ("", 'say "hi"', "back\\slash", "two\nlines", "\\n", "größe 7 {x}"):
         series, _ = parse(prometheus(counters(name).snapshot(**GAUGES)))

@@ -32,6 +32,7 @@ def snapshot(name: str = "train", pid: int = 7, **changes: Any) -> dict[str, Any
         "slots": 9,
         "slots_free": 4,
         "slots_held": 2,
+        "cache": None,
         "workers": [worker],
         "workers_lost": 0,
         "bad_samples": 0,
@@ -89,6 +90,15 @@ def test_the_table_shows_loaders_workers_slots_and_bad_samples() -> None:
     assert lines[2].split()[:3] == ["worker", "0", "8"]
     assert lines[3] == "train: decode failed on sample 0 at data/0.jpg: cut off"
     assert lines[-1] == "train: and 3 more; loader.stats() lists them"
+
+
+def test_the_share_that_comes_from_the_cache() -> None:
+    before, after = (snapshot(cache={"hits": hits, "misses": 60}) for hits in (0, 30))
+    assert [one.cached for one in top.rates([], [after])] == [30 / 90]
+    assert [one.cached for one in top.rates([before], [{**after, "uptime_s": 11.0}])] == [1.0]
+    assert [one.cached for one in top.rates([after], [{**after, "uptime_s": 11.0}])] == [None]
+    head, row, *_ = top.text(top.rates([], [after])).splitlines()
+    assert row[head.index("cached") :].split()[0] == "33%"
 
 
 def test_it_says_so_when_nothing_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

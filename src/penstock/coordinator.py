@@ -22,6 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.cache.access import Access
+from penstock.cache.finding import answer
+from penstock.cache.keeper import WATCH_S, Keeper
 from penstock.errors import LaneError
 from penstock.kernels import native
 from penstock.lanes import MOST_WORKERS, Answer, Slot
@@ -100,6 +103,8 @@ class Config:
     policy: Policy = Policy()
     started: float = field(default_factory=time.monotonic)
     """When the loader began, by the clock that all processes share: from then on it waits."""
+    cache: Access | None = None
+    """What workers read through; the descriptors of the arena, the tally and a listening socket come along."""
 
 
 @dataclass
@@ -133,7 +138,14 @@ class _Outgoing:
 class Coordinator:
     """See the module's text. Implements `penstock.lanes.link.DeviceEvents`."""
 
-    def __init__(self, trainer: Channel, config: Config, sizes: array[int] | None, devices: Sequence[Channel]) -> None:
+    def __init__(
+        self,
+        trainer: Channel,
+        config: Config,
+        sizes: array[int] | None,
+        devices: Sequence[Channel],
+        cache: Sequence[int],
+    ) -> None:
         self._trainer = trainer
         self._config = config
         self._sizes = sizes
@@ -150,7 +162,19 @@ class Coordinator:
         self._gpu = MOST_WORKERS + len(self._stagers)
         """The number of the GPU lane, of which every device has a part."""
         lanes = [*range(config.workers), *self._stagers]
-        self._crew = Crew(self._loop, self, self._pools, lanes, config.work, config.sys_path, self._want_template)
+        self._keeper: Keeper | None = None
+        if config.cache is not None:
+            self._keep_cache(config.cache, cache)
+        self._crew = Crew(
+            self._loop,
+            self,
+            self._pools,
+            lanes,
+            config.work,
+            config.sys_path,
+            self._want_template,
+            (config.cache, cache[:3]) if config.cache is not None else None,
+        )
         self._links = [self._linked(channel, books) for channel, books in zip(devices, self._pools.parts, strict=False)]
         self._base = 0
         """The number of an epoch's first batch, which goes to the first device."""
@@ -188,6 +212,7 @@ class Coordinator:
             if self._bytes:
                 self._grow(self._bytes)
             self._crew.start()
+            self._watch_cache()
             while not self._ending:
                 self._rest()
                 self._fill()
@@ -201,6 +226,18 @@ class Coordinator:
 
     def _stop(self) -> None:
         self._ending = True
+
+    def _keep_cache(self, access: Access, descriptors: Sequence[int]) -> None:
+        """Watch over the cache, and let other loaders find it."""
+        keeper = Keeper(access.open([os.dup(fd) for fd in descriptors[:3]], access.readers))
+        server = socket.socket(fileno=descriptors[3])
+        self._loop.watch(server.fileno(), lambda: answer(server, keeper.arena))
+        self._keeper = keeper
+
+    def _watch_cache(self) -> None:
+        if self._keeper is not None:
+            self._outbox += [("warn", text) for text in self._keeper.watch()]
+            self._loop.after(WATCH_S, self._watch_cache)
 
     # the training process
 
@@ -608,6 +645,7 @@ class Coordinator:
             slot_bytes=self._pools.capacity,
             starting=len(self._crew.starting),
             tiny_batch=self._scheduler.grain,
+            cache=self._keeper.snapshot() if self._keeper is not None else None,
         )
 
 
@@ -669,7 +707,8 @@ def main(fd: int) -> None:
         with os.fdopen(trainer.take_fd(), "rb") as file:
             sizes = array("q", file.read(8 * config.sizes))
     devices = [Channel(socket.socket(fileno=trainer.take_fd())) for _ in range(config.devices)]
-    Coordinator(trainer, config, sizes, devices).run()
+    cache = [trainer.take_fd() for _ in range(4)] if config.cache is not None else []
+    Coordinator(trainer, config, sizes, devices, cache).run()
 
 
 if __name__ == "__main__":

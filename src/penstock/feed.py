@@ -30,6 +30,8 @@ import numpy as np
 import torch
 
 from penstock.batch import fixed_layout
+from penstock.cache.access import Opened
+from penstock.cache.keeper import WATCH_S, Keeper
 from penstock.coordinator import Config
 from penstock.device import Device, DeviceThread
 from penstock.errors import LaneError, PenstockError, StalledError
@@ -44,7 +46,7 @@ from penstock.stats import Counters
 from penstock.wire import Channel, ClosedError, pair
 from penstock.work import Failure, Memory, Request, Result, Work, failure
 
-__all__ = ["Arrival", "Feed", "InlineFeed", "ProcessFeed", "assemble_rows", "idle_stats", "raise_failure"]
+__all__ = ["Arrival", "Feed", "InlineFeed", "ProcessFeed", "assemble_rows", "idle_stats", "raise_failure", "warn"]
 
 _END_WAIT_S = 5.0
 _TELL_EVERY = 8
@@ -215,7 +217,15 @@ class WorkerTracebackError(Exception):
 class ProcessFeed(Feed):
     """Batches from worker processes."""
 
-    def __init__(self, config: Config, work: Work, sizes: array[int] | None, devices: Sequence[Device] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        work: Work,
+        sizes: array[int] | None,
+        devices: Sequence[Device] = (),
+        cache: Sequence[int] = (),
+    ) -> None:
+        """Takes the descriptors of the cache: the arena's, the tally's, and that of a socket where it is found."""
         self._work = work
         self._devices = devices
         self.threads: list[DeviceThread] = []
@@ -234,6 +244,7 @@ class ProcessFeed(Feed):
         self._copied = 0
         self._stats: dict[str, Any] | None = None
         self._stalled: str | None = None
+        self._warnings: deque[str] = deque()
         self._epoch_base: int | None = None
         self._next_seq = 0
         self.small = False
@@ -253,6 +264,7 @@ class ProcessFeed(Feed):
             ours, theirs = pair()
             self.threads.append(DeviceThread(device, Channel(ours)))
             fds.append(theirs.detach())
+        fds += cache
         self._send(config, fds)
         for fd in fds:
             os.close(fd)
@@ -284,6 +296,8 @@ class ProcessFeed(Feed):
         self._send(("workers", workers))
 
     def next(self, timeout_s: float | None) -> Arrival:
+        while self._warnings:  # now, where nothing is lost if the user has made them errors
+            warn(self._warnings.popleft())
         for device in self._devices:
             device.waiting(self.between)
         if not self._ready or self._taken - self._told >= (1 if self._devices else _TELL_EVERY):
@@ -436,6 +450,9 @@ class ProcessFeed(Feed):
     def _on_stats(self, stats: dict[str, Any]) -> None:
         self._stats = stats
 
+    def _on_warn(self, text: str) -> None:
+        self._warnings.append(text)
+
     def _on_stalled(self, text: str) -> None:
         self._stalled = text
 
@@ -583,9 +600,14 @@ def _reaped(child: int) -> bool:
         return True
 
 
-def idle_stats(counters: Counters) -> dict[str, Any]:
+def idle_stats(counters: Counters, cache: dict[str, Any] | None = None) -> dict[str, Any]:
     """What `stats` says where no workers run."""
-    return counters.snapshot(window=0, slots=0, slots_free=0, slot_bytes=0, starting=0, tiny_batch=0)
+    return counters.snapshot(cache, window=0, slots=0, slots_free=0, slot_bytes=0, starting=0, tiny_batch=0)
+
+
+def warn(text: str) -> None:
+    """Warn of what the user should know, at their line: they called `next` of an epoch, and that of a feed's."""
+    warnings.warn(text, RuntimeWarning, stacklevel=5)
 
 
 class _Heap(Memory):
@@ -601,7 +623,14 @@ class _Heap(Memory):
 class InlineFeed(Feed):
     """The same work in the training process itself, batch by batch, for `workers=0`."""
 
-    def __init__(self, work: Work, order: Order | None, name: str, devices: Sequence[torch.device] = ()) -> None:
+    def __init__(
+        self,
+        work: Work,
+        order: Order | None,
+        name: str,
+        devices: Sequence[torch.device] = (),
+        cache: Opened | None = None,
+    ) -> None:
         self._work = work
         self._order = order
         self._devices = devices
@@ -609,6 +638,9 @@ class InlineFeed(Feed):
         self._steps: Iterator[tuple[int, Any]] = iter(())
         self._seq = self._base = 0
         self._opened = False
+        self._cache = cache
+        self._keeper = Keeper(cache) if cache is not None else None
+        self._watched = 0.0
 
     def begin(self, epoch: int, consumed: int, skip: frozenset[int]) -> int:
         assert self._order is not None
@@ -619,6 +651,10 @@ class InlineFeed(Feed):
 
     def next(self, timeout_s: float | None) -> Arrival:
         started = time.perf_counter()
+        if self._keeper is not None and started - self._watched > WATCH_S:
+            self._watched = started
+            for text in self._keeper.watch():
+                warn(text)
         rows, payload = next(self._steps)
         seq = self._seq
         self._seq += 1
@@ -643,10 +679,14 @@ class InlineFeed(Feed):
             self._work.open(0)
         except Exception as error:
             raise LaneError(f"the pipeline could not be opened: {type(error).__name__}: {error}") from error
+        if self._cache is not None:
+            self._work.equip(self._cache)
         self._opened = True
 
     def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
-        return idle_stats(self._counters)
+        return idle_stats(self._counters, self._keeper.snapshot() if self._keeper is not None else None)
 
     def close(self) -> None:
         """Nothing was started."""
+        if self._cache is not None:
+            self._cache.arena.close()

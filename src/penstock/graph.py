@@ -58,6 +58,19 @@ class Reader(ABC):
     def close(self) -> None:  # noqa: B027 - most readers hold nothing
         """Let go of what is open."""
 
+    # for a cache before the source
+
+    def requested(self) -> int:
+        """Bytes that were requested from storage so far; always 0 from a reader that does not count them."""
+        return 0
+
+    def stamp(self, id: int) -> bytes:
+        """Differs when the sample is stored anew, where `Source.version` would not tell."""
+        return b""
+
+    def drop_behind(self) -> None:  # noqa: B027 - most readers read no files
+        """From now on have the kernel forget pages of files once they were read: what is kept is kept elsewhere."""
+
 
 class Source(ABC):
     """Where samples come from: a sized collection with ids 0 .. len-1, and a way to open it in a worker.
@@ -88,6 +101,11 @@ class Source(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Changes when the ids mean other samples (a saved state would then be wrong)."""
+
+    def version(self) -> str:
+        """Changes when the stored bytes of any sample may have, as far as that is known without asking for each: two
+        data sets whose samples are named alike differ in it. What a cache holds is keyed by it."""
+        return self.fingerprint()
 
     def sizes(self) -> Sequence[int] | None:
         """Stored bytes per id where they are known without reading, for sorting work by size."""

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.batch import Collator
+from penstock.cache.access import Opened
+from penstock.cache.reader import CachedReader
 from penstock.errors import SampleError
-from penstock.graph import Graph, Sample
+from penstock.graph import Graph, Reader, Sample
 from penstock.kernels import native
 from penstock.lanes.processes import die_with_parent
 from penstock.seeding import seed_all
@@ -56,7 +58,7 @@ class GraphWork(Work):
     def open(self, worker: int) -> None:
         if self.staging is not None and worker < self.staging.first_stager:
             os.nice(_POLITE)
-        self._reader = self.graph.source.open()
+        self._reader: Reader = self.graph.source.open()
         self._collator = Collator(self.graph)
         slices = []
         start = 0
@@ -64,6 +66,9 @@ class GraphWork(Work):
             slices.append((operator, start, start + operator.units))
             start += operator.units
         self._steps = slices
+
+    def equip(self, cache: Opened) -> None:
+        self._reader = CachedReader(self._reader, cache.shelf, cache.row, len(self.graph.source))
 
     def run(self, request: Request, memory: Memory) -> Result:
         if request.stage is not None:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.batch import fixed_layout
+from penstock.cache.loading import LoaderCache
 from penstock.coordinator import Config, Policy
 from penstock.device import Device
 from penstock.devices import missing, open_device
@@ -89,6 +90,7 @@ class Loader:
         self._epoch = 0
         self._consumed = 0
         self._ahead: list[int] = []
+        self._cache = LoaderCache(option.cache, pipe.graph.source)
         self._feed: Feed | None = None
         self._owner = 0
         """The process that started the feed."""
@@ -235,7 +237,14 @@ class Loader:
         if tail is not None:
             self._tails = [tail.open(device.torch_device, self._batch.size) for device in devices]
         if option.worker_count == 0:
-            return InlineFeed(work, self._order, option.name, [device.torch_device for device in devices])
+            access, descriptors = self._cache.open(option.memory, 1, 1, served=False)
+            opened = access.open(descriptors, 0) if access is not None else None
+            return InlineFeed(work, self._order, option.name, [device.torch_device for device in devices], opened)
+        placed = self._device_config(sizes) if devices else None
+        stagers = placed.stagers * len(devices) if placed is not None else 0
+        access, descriptors = self._cache.open(
+            option.memory, option.worker_count + stagers, MOST_WORKERS + stagers, served=True
+        )
         file_sizes = self._plan.source.sizes()
         config = Config(
             name=option.name,
@@ -254,11 +263,13 @@ class Loader:
             memory_bytes=self._batch_memory(sizes, 0 if layout is None else layout.nbytes),
             batch_bytes=0 if layout is None else layout.nbytes,
             metrics_port=option.metrics_port,
-            device=self._device_config(sizes) if devices else None,
+            device=placed,
             devices=len(devices),
             policy=self._policy,
+            cache=access,
         )
-        return ProcessFeed(config, work, None if file_sizes is None else array("q", file_sizes), devices)
+        sizes_by_id = None if file_sizes is None else array("q", file_sizes)
+        return ProcessFeed(config, work, sizes_by_id, devices, descriptors)
 
     def _sizes(self) -> Sizes | None:
         """How the GPU lane, where there is to be one, divides its memory."""
@@ -317,6 +328,8 @@ class Loader:
             yield f"  {after}: {before} in one, so that only the pixels that are kept get decoded"
         if option.devices:
             yield from self._about_devices()
+        if option.cache is not None:
+            yield from self._cache.explanation(self.stats()["cache"])
         yield f"batches: {len(self):,} of {self._batch.size} per epoch on each of {option.world_size} ranks"
         if option.worker_count == 0:
             yield "workers: none; batches are prepared in the training process"

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
+from penstock.cache.budget import CacheSize, check_cache
 from penstock.errors import OptionError
 from penstock.graphwork import OnError
 from penstock.lanes import MOST_WORKERS
+from penstock.limits import memory_room
 from penstock.sharing import Mode
 
 __all__ = ["LoaderKeywords", "LoaderOptions", "available_cores", "available_memory_bytes"]
@@ -38,6 +40,7 @@ class LoaderKeywords(TypedDict, total=False):
     start: Start
     prefetch: int | Literal["auto"]
     memory_bytes: int | Literal["auto"]
+    cache: CacheSize
     timeout_s: float | None
     metrics_port: int | None
     name: str
@@ -74,6 +77,9 @@ class LoaderOptions:
     """Batches prepared ahead of the training loop."""
     memory_bytes: int | Literal["auto"] = "auto"
     """The budget of all batch memory; "auto": 2 GiB, or a quarter of the memory available if that is less."""
+    cache: CacheSize = None
+    """Keep encoded samples in memory that all workers and loaders of this user on this host share: a size such as
+    "24GB", a share of the memory such as 0.5, or "auto" for what is free; None: keep none."""
     timeout_s: float | None = 300.0
     """How long to wait for a batch before the workers' stacks are shown in an error; None: for ever."""
     metrics_port: int | None = None
@@ -107,6 +113,7 @@ class LoaderOptions:
             raise OptionError(f"rank must be below world_size={self.world_size}, not {self.rank}; ranks count from 0")
         _whole_or_auto("prefetch", self.prefetch, 1, 10**6)
         _whole_or_auto("memory_bytes", self.memory_bytes, 1 << 17, 2**62)
+        check_cache(self.cache)
         if self.timeout_s is not None:
             _seconds("timeout_s", self.timeout_s)
         if self.metrics_port is not None:
@@ -215,23 +222,8 @@ def available_cores() -> int:
 
 
 def available_memory_bytes() -> int:
-    """Memory that can still be had: the machine's, cut by the container's limit.
-
-    Pages that only cache files count as free, in the container too: the kernel gives them up when it has to.
-    """
-    with open("/proc/meminfo") as file:
-        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
-    versions = (
-        ("/sys/fs/cgroup", "memory.max", "memory.current", ""),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    )
-    for folder, limit_file, used_file, prefix in versions:
-        limit, used = _read(f"{folder}/{limit_file}"), _read(f"{folder}/{used_file}")
-        if limit.isdigit() and used.isdigit():
-            stat = dict(line.split() for line in _read(f"{folder}/memory.stat").splitlines())
-            cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-            free = min(free, max(0, int(limit) - int(used) + cached))
-    return free
+    """Memory that can still be had: the machine's, cut by the container's limit."""
+    return memory_room().free
 
 
 def _quota_v2() -> float | None:

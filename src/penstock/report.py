@@ -22,13 +22,29 @@ _METRICS = {
 }
 
 
+_CACHE = {
+    "hits": ("counter", "cache_hits_total", "Samples that came from the cache"),
+    "misses": ("counter", "cache_misses_total", "Samples that were read from storage"),
+    "hit_bytes": ("counter", "cache_hit_bytes_total", "Encoded bytes that came from the cache"),
+    "read_bytes": ("counter", "storage_read_bytes_total", "Bytes that were requested from storage"),
+    "spoiled": ("counter", "cache_spoiled_total", "Samples of the cache found damaged or outdated, and read again"),
+    "samples": ("gauge", "cache_samples", "Samples of this data set in the cache"),
+    "bytes": ("gauge", "cache_bytes", "Memory of this data set's samples in the cache"),
+    "held_bytes": ("gauge", "cache_held_bytes", "Memory of the whole cache, which loaders share"),
+    "budget_bytes": ("gauge", "cache_budget_bytes", "Memory that the whole cache may take"),
+    "given_back_bytes": ("counter", "cache_given_back_bytes_total", "Memory that the cache gave back under pressure"),
+}
+"""Of loaders that have a cache."""
+
+
 def prometheus(snapshot: Mapping[str, Any]) -> str:
     """The text exposition format, version 0.0.4."""
     labels = f'{{loader="{_escape(snapshot["name"])}",pid="{snapshot["pid"]}"}}'
     lines = []
-    for key, (kind, name, help) in _METRICS.items():
-        lines += [f"# HELP penstock_{name} {help}", f"# TYPE penstock_{name} {kind}"]
-        lines.append(f"penstock_{name}{labels} {snapshot[key]}")
+    for metrics, values in ((_METRICS, snapshot), (_CACHE, snapshot["cache"])):
+        for key, (kind, name, help) in metrics.items() if values is not None else ():
+            lines += [f"# HELP penstock_{name} {help}", f"# TYPE penstock_{name} {kind}"]
+            lines.append(f"penstock_{name}{labels} {values[key]}")
     for key, name, help in (
         ("samples", "worker_samples_total", "Samples a worker prepared"),
         ("busy_s", "worker_busy_seconds_total", "Time a worker worked"),

@@ -59,8 +59,8 @@ class Counters:
             if len(self._bad) < _LISTED:
                 self._bad.setdefault(sample.id, sample)
 
-    def snapshot(self, **gauges: float) -> dict[str, Any]:
-        """Everything, as plain data."""
+    def snapshot(self, cache: dict[str, Any] | None = None, **gauges: float) -> dict[str, Any]:
+        """Everything, as plain data. `cache`: what its keeper says, where there is one."""
         return {
             "name": self.name,
             "pid": self.pid,
@@ -73,6 +73,7 @@ class Counters:
             "slots_held": 0,
             **self.trainer,
             **gauges,
+            "cache": cache,
             "workers": [asdict(self._workers[number]) for number in sorted(self._workers)],
             "workers_lost": self.lost,
             "bad_samples": self.bad,

@@ -24,7 +24,19 @@ Snapshot = Mapping[str, Any]
 Cells = tuple[str, ...]
 
 _NOTHING = "no loader runs on this machine"
-_HEADS = ("loader", "pid", "samples/s", "batches/s", "waited", "busy", "slots free", "held", "bad", "workers lost")
+_HEADS = (
+    "loader",
+    "pid",
+    "samples/s",
+    "batches/s",
+    "waited",
+    "busy",
+    "slots free",
+    "held",
+    "cached",
+    "bad",
+    "workers lost",
+)
 _ERRORS = 5
 """Bad samples shown of each loader; `loader.stats()` lists more."""
 
@@ -50,6 +62,8 @@ class LoaderRates:
     batches_per_s: float
     waited: float
     """Share of the time that the training process waited for a batch."""
+    cached: float | None
+    """Share of the samples that came from the cache; None without one, or where none was read."""
     workers: tuple[WorkerRates, ...]
 
 
@@ -83,7 +97,16 @@ def _between(before: Snapshot | None, after: Snapshot) -> LoaderRates:
         return WorkerRates(now["number"], now["pid"], samples / seconds, min(1.0, busy_s / seconds))
 
     workers = tuple(worker(now) for now in after["workers"])
-    return LoaderRates(after, seconds, per_s("samples"), per_s("batches"), min(1.0, per_s("wait_s")), workers)
+    waited = min(1.0, per_s("wait_s"))
+    return LoaderRates(after, seconds, per_s("samples"), per_s("batches"), waited, _cached(before, after), workers)
+
+
+def _cached(before: Snapshot, after: Snapshot) -> float | None:
+    now, then = after.get("cache"), before.get("cache") or {}  # a loader of another version may have none
+    if now is None:
+        return None
+    hits, misses = (now[key] - then.get(key, 0) for key in ("hits", "misses"))
+    return hits / (hits + misses) if hits + misses else None
 
 
 def text(loaders: Sequence[LoaderRates]) -> str:
@@ -114,6 +137,7 @@ def _rows(one: LoaderRates) -> Iterator[Cells]:
         f"{busy:.0%}",
         f"{now['slots_free']} of {now['slots']}",
         str(now["slots_held"]),
+        "" if one.cached is None else f"{one.cached:.0%}",
         f"{now['bad_samples']:,}",
         str(now["workers_lost"]),
     )

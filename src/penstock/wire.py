@@ -22,7 +22,7 @@ __all__ = ["MOST_FDS", "Channel", "ClosedError", "pair"]
 
 _HEAD = struct.Struct("<Q")
 _CHUNK = 1 << 16
-MOST_FDS = 8
+MOST_FDS = 16
 """Descriptors that may go with one message."""
 _BUFFER_BYTES = 1 << 20
 

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.cache.access import Opened
+
 __all__ = ["SMALL_BYTES", "BadSample", "Failure", "Memory", "Request", "Result", "Work", "failure"]
 
 
@@ -104,6 +106,10 @@ class Work(ABC):
     @abstractmethod
     def open(self, worker: int) -> None:
         """Open files, seed, call the user's start function."""
+
+    def equip(self, cache: Opened) -> None:
+        """Read through a cache from now on; called after `open` where the loader has one."""
+        raise NotImplementedError(f"{type(self).__name__} reads through no cache")
 
     @abstractmethod
     def run(self, request: Request, memory: Memory) -> Result:

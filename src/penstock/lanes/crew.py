@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from penstock.cache.access import Access
 from penstock.errors import LaneError
 from penstock.lanes import Events, Slot
 from penstock.lanes.processes import STACK_SIGNAL, die_with_parent, template_main
@@ -83,6 +84,7 @@ class Crew:
         work: bytes | None,
         sys_path: Sequence[str],
         want_template: Callable[[], None],
+        cache: tuple[Access, Sequence[int]] | None = None,
     ) -> None:
         self._loop = loop
         self._events = events
@@ -91,6 +93,8 @@ class Crew:
         self._work = work
         self._sys_path = sys_path
         self._want_template = want_template
+        self._cache = cache
+        """What workers read through, where they do; the descriptors stay the coordinator's."""
         self._workers: dict[int, _Worker] = {}
         self._template: Channel | None = None
         self._template_pidfd = -1
@@ -263,6 +267,9 @@ class Crew:
         self._loop.listen(
             worker.channel, lambda message: self._from_worker(worker, message), closed=lambda: self._hung_up(worker)
         )
+        if self._cache is not None:
+            access, descriptors = self._cache
+            self._loop.post(worker.channel, ("cache", access), [os.dup(fd) for fd in descriptors])
         fds = (theirs.detach(), os.dup(stack))
         if self._template is None:
             self._unborn.append((worker, fds))

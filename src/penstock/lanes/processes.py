@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from penstock.cache.access import Access
 from penstock.slots import Region, anonymous
 from penstock.wire import Channel, ClosedError
 from penstock.work import SMALL_BYTES, Memory, Request, Result, Work, failure
@@ -208,6 +209,9 @@ class _Worker:
             os.close(fd)
         elif kind == "forget":
             self._regions.pop(arguments[0], None)
+        elif kind == "cache":
+            access: Access = arguments[0]
+            self._work.equip(access.open([self._channel.take_fd() for _ in range(3)], self._number))
 
     def _slot(self, slot: tuple[int, int] | None) -> memoryview | None:
         return None if slot is None else self._regions[slot[0]].slot(slot[1])

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import GraphError, SourceError
 from penstock.graph import Field, Reader, Sample, Source, Spec
 from penstock.read.names import Names, packed
-from penstock.read.storage import Options, filesystem, is_url, join, only_here, plain, read_file
+from penstock.read.storage import Options, Stamp, filesystem, is_url, join, only_here, plain, read_file
 
 __all__ = ["AUDIO_EXTENSIONS", "IMAGE_EXTENSIONS", "Files"]
 
@@ -56,6 +56,7 @@ class Files(Source):
         self.classes: list[str] = []
         self._options = storage_options
         self._sizes: array[int] | None = None
+        self._listed = ""
         self._labels: array[int] | None = None
         wanted = tuple(e.lower() for e in extensions or (AUDIO_EXTENSIONS if field == "audio" else IMAGE_EXTENSIONS))
         if isinstance(root, str | os.PathLike):
@@ -92,6 +93,7 @@ class Files(Source):
         self._names = Names(_matching(tree, self.classes or [""], wanted, counts, sizes))
         if isinstance(tree, _RemoteTree):
             self._sizes = sizes
+            self._listed = tree.digest
         empty = [name for name, count in zip(self.classes or [root], counts, strict=True) if count == 0]
         if empty:
             where = f"the classes {', '.join(empty)} of {root}" if self.classes else root
@@ -128,6 +130,12 @@ class Files(Source):
         digest.update(b"" if self._labels is None else self._labels.tobytes())
         return digest.hexdigest()
 
+    def version(self) -> str:
+        """Of where the files are too, and of all that a store's listing says of them. What stands in a local file, or
+        behind a URL of a list, each reader has to see for itself."""
+        about = (self.fingerprint(), self._base, repr(sorted((self._options or {}).items(), key=repr)), self._listed)
+        return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
+
     def sizes(self) -> Sequence[int] | None:
         """Known from the listing of a store; local folders do not list sizes, and a million `stat` are not cheap."""
         return self._sizes
@@ -139,15 +147,28 @@ class _FilesReader(Reader):
         self._labels = source.targets
         self._sizes = source.sizes()
         self._options = source._options
+        self._requested = 0
+        self._drops = False
 
     def read(self, id: int) -> Sample:
         if not 0 <= id < len(self._source):
             raise KeyError(f"no sample {id}; there are {len(self._source)}")
         size = None if self._sizes is None else self._sizes[id]
-        sample: Sample = {self._source.field: read_file(self._source.place(id), self._options, size)}
+        data = read_file(self._source.place(id), self._options, size, drop=self._drops)
+        self._requested += len(data)
+        sample: Sample = {self._source.field: data}
         if self._labels is not None:
             sample["label"] = self._labels[id]
         return sample
+
+    def requested(self) -> int:
+        return self._requested
+
+    def stamp(self, id: int) -> bytes:
+        return b"" if self._sizes is not None else Stamp.of(self._source.place(id), self._options).packed()
+
+    def drop_behind(self) -> None:
+        self._drops = True
 
 
 class _LocalTree:
@@ -181,9 +202,13 @@ class _RemoteTree:
         fs, base = filesystem(root, options)
         base = base.rstrip("/")
         self._tree: dict[str, dict[str, int]] = {}
-        for path, info in fs.find(base, detail=True).items():
+        digest = hashlib.blake2b(digest_size=16)
+        for path, info in sorted(fs.find(base, detail=True).items()):
+            digest.update(repr((path, Stamp.of_info(path, info))).encode())
             folder, _, name = path[len(base) :].lstrip("/").rpartition("/")
             self._tree.setdefault(folder, {})[name] = int(info["size"])
+        self.digest = digest.hexdigest()
+        """Of every file's size and version."""
         if not self._tree:
             raise SourceError(f"files: nothing is stored at {root}")
 

@@ -125,6 +125,11 @@ class Parquet(Source):
         """Of the columns and of every row group's rows and bytes, so that files may move."""
         return self._digest
 
+    def version(self) -> str:
+        """Of where the files are, their sizes and times of change, too."""
+        about = (self._digest, self.paths, repr(sorted((self.options or {}).items(), key=repr)), self.stamps)
+        return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
+
 
 class _ParquetReader(Reader):
     def __init__(self, source: Parquet) -> None:
@@ -133,6 +138,8 @@ class _ParquetReader(Reader):
         self._held = 0
         self._lock = threading.Lock()
         self._spec = source.spec()
+        self._requested = 0
+        self._drops = False
 
     def read(self, id: int) -> Sample:
         if not 0 <= id < len(self._source):
@@ -162,6 +169,7 @@ class _ParquetReader(Reader):
         with _opened(path, self._source.options) as opened:
             try:
                 table = opened.read_row_group(group, columns=self._source.leaves[file], use_threads=False)
+                self._account(path, opened.metadata.row_group(group), self._source.leaves[file])
             finally:
                 found = Stamp.of(path, self._source.options)
                 if found != expected:
@@ -170,6 +178,25 @@ class _ParquetReader(Reader):
                         "now (or another time of change); make the source again"
                     )
         return table
+
+    def _account(self, path: str, group: Any, leaves: Sequence[str]) -> None:
+        """Count what was read of a row group, and drop its pages where that is wanted."""
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        wanted = [
+            chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(tuple(f"{leaf}." for leaf in leaves))
+        ]
+        self._requested += sum(chunk.total_compressed_size for chunk in wanted)
+        if self._drops and not is_url(path):
+            with open(path, "rb") as file:
+                for chunk in wanted:
+                    start = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+                    os.posix_fadvise(file.fileno(), start, chunk.total_compressed_size, os.POSIX_FADV_DONTNEED)
+
+    def requested(self) -> int:
+        return self._requested
+
+    def drop_behind(self) -> None:
+        self._drops = True
 
     def close(self) -> None:
         with self._lock:

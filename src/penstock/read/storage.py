@@ -5,9 +5,11 @@ A path is a plain path, `file://...`, or any URL that fsspec opens. `options` ar
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,8 +122,10 @@ def exact(data: bytes, size: int, place: str) -> bytes:
     return data
 
 
-def read_file(path: str, options: Options | None = None, size: int | None = None) -> bytes:
-    """A whole file, never less and never nothing. `size` is what a listing said, where there was one."""
+def read_file(path: str, options: Options | None = None, size: int | None = None, *, drop: bool = False) -> bytes:
+    """A whole file, never less and never nothing. `size` is what a listing said, where there was one.
+
+    `drop` has the kernel forget what it read for this."""
     if is_url(path):
         with _remote(path):
             fs, inner = filesystem(path, options)
@@ -130,7 +134,7 @@ def read_file(path: str, options: Options | None = None, size: int | None = None
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         length = os.fstat(fd).st_size
-        return exact(_pread(fd, 0, length), length, path)
+        return exact(_pread_behind(fd, 0, length) if drop else _pread(fd, 0, length), length, path)
     finally:
         os.close(fd)
 
@@ -146,6 +150,18 @@ def _pread(fd: int, offset: int, size: int) -> bytes:
         parts.append(os.pread(fd, size - got, offset + got))
         got += len(parts[-1])
     return b"".join(parts)
+
+
+def _pread_behind(fd: int, offset: int, size: int) -> bytes:
+    """As `_pread`; pages that were read for this are dropped. Those that were there before are left to whoever uses
+    them."""
+    there = bytearray(size)
+    with contextlib.suppress(OSError):  # they are not there; or a file system that cannot tell
+        if os.preadv(fd, [there], offset, os.RWF_NOWAIT) == size:
+            return bytes(there)
+    data = _pread(fd, offset, size)
+    os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
+    return data
 
 
 @dataclass(frozen=True)
@@ -164,6 +180,11 @@ class Stamp:
             fs, inner = filesystem(path, options)
             fs.invalidate_cache()
             info = fs.info(inner)
+        return cls.of_info(path, info)
+
+    @classmethod
+    def of_info(cls, path: str, info: Mapping[str, Any]) -> Stamp:
+        """The stamp of a file of which its store says this."""
         if info.get("size") is None:
             raise SourceError(f"{path}: its server does not tell its size, which is needed to read parts of it")
         key = repr([info.get(name) for name in _VERSION_KEYS]).encode()
@@ -173,6 +194,10 @@ class Stamp:
     def of_stat(cls, stat: os.stat_result) -> Stamp:
         """The stamp of a local file."""
         return cls(stat.st_size, stat.st_mtime_ns)
+
+    def packed(self) -> bytes:
+        """It in 16 bytes."""
+        return struct.pack("<qq", self.size, self.mark)
 
 
 class _Handle:
@@ -197,12 +222,20 @@ class Store:
         self._open: OrderedDict[int, _Handle] = OrderedDict()
         self._lock = threading.Lock()
         self._checked: set[int] = set()
+        self._drops = False
+        self.requested = 0
+        """Bytes so far."""
+
+    def drop_behind(self) -> None:
+        """Have the kernel forget what it read for this, and read no more of a file than is asked for."""
+        self._drops = True
 
     def read(self, file: int, offset: int, size: int, place: Callable[[], str] = str) -> bytes:
         """Exactly these bytes. Raises OSError when the file is gone or another one, ValueError when it is cut off.
 
         `place` is asked for the name that the error gives them."""
         path = self._paths[file]
+        self.requested += size
         data = self._fetch(path, file, offset, size) if is_url(path) else self._pread(path, file, offset, size)
         if len(data) != size:
             raise ValueError(
@@ -213,7 +246,7 @@ class Store:
 
     def _pread(self, path: str, file: int, offset: int, size: int) -> bytes:
         handle = self._handle(path, file)
-        data = _pread(handle.fd, offset, size)
+        data = _pread_behind(handle.fd, offset, size) if self._drops else _pread(handle.fd, offset, size)
         # Looked at after reading, so that a file rewritten in place meanwhile is noticed.
         self._compare(path, file, Stamp.of_stat(os.fstat(handle.fd)))
         return data
@@ -224,6 +257,8 @@ class Store:
             handle = self._open.get(file)
             if handle is None:
                 handle = self._open[file] = _Handle(path)
+                if self._drops:
+                    os.posix_fadvise(handle.fd, 0, 0, os.POSIX_FADV_RANDOM)
                 if len(self._open) > _OPEN_FILES:
                     self._open.popitem(last=False)
             self._open.move_to_end(file)

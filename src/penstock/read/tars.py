@@ -123,6 +123,11 @@ class Tars(Source):
         digest.update(repr(self._extensions).encode())
         return digest.hexdigest()
 
+    def version(self) -> str:
+        """Of where the tars are, their sizes and times of change, too."""
+        about = (self.fingerprint(), self._paths, repr(sorted((self._options or {}).items(), key=repr)), self._stamps)
+        return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
+
     def sizes(self) -> Sequence[int]:
         """The bytes of all members of each sample."""
         total = np.add.reduceat(np.frombuffer(self._sizes, np.int64), np.frombuffer(self._starts, np.int64)[:-1])
@@ -165,6 +170,12 @@ class _TarsReader(Reader):
             return [self._store.read(shard, offset, size, place) for offset, size in ranges]
         data = self._store.read(shard, begin, span, place)
         return [data[offset - begin : offset - begin + size] for offset, size in ranges]
+
+    def requested(self) -> int:
+        return self._store.requested
+
+    def drop_behind(self) -> None:
+        self._store.drop_behind()
 
     def close(self) -> None:
         self._store.close()
