@@ -87,7 +87,9 @@ def sized(sample: dict[str, object]) -> dict[str, object]:
 
 def _penstock(root: str, files: list[Path], budget: int) -> Iterator[object]:
     import penstock as ps
+    from penstock.cache import finding
 
+    finding._PREFIX = f"penstock-cache-benchmark-{os.getpid()}-"  # no cache of another job's
     loader = ps.Loader(ps.files(root).map(sized).batch(20), workers=2, seed=0, cache=f"{budget / 1000:.3f}KB")
     pids: list[int] = []
     read = 0

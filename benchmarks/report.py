@@ -162,6 +162,42 @@ def figures() -> str:
     return "\n".join(lines).rstrip()
 
 
+def cache_figures() -> str:
+    """The section of docs/cache.md."""
+    lines: list[str] = []
+    share, hit = load("cache_share"), load("cache")
+    if share is not None:
+        lines += [*share_table(share), "", where(share), ""]
+    if hit is not None:
+        lines += [*hit_table(hit), "", where(hit)]
+    return "\n".join(lines).rstrip()
+
+
+def share_table(record: Record) -> Iterator[str]:
+    """Markdown: what caches of several sizes leave to storage."""
+    rows = {row["name"]: row for row in record["rows"] if row["samples"]}
+    yield "| cache, of the data | requested | from the device | LRU: requested | page cache: from the device |"
+    yield "| ---: | ---: | ---: | ---: | ---: |"
+    for size in [name.removeprefix("penstock ") for name in rows if name.startswith("penstock ")]:
+        ours, lru, pages = (rows[f"{name} {size}"] for name in ("penstock", "lru", "page cache"))
+        shares = (
+            *(spread(ours, key)[0] for key in ("requested_share", "device_share")),
+            spread(lru, "requested_share")[0],
+            spread(pages, "device_share")[0],
+        )
+        yield f"| {size} | " + " | ".join(f"{share:.1%}" for share in shares) + " |"
+
+
+def hit_table(record: Record) -> Iterator[str]:
+    """Markdown: the hit path beside a copy."""
+    yield "| readers | copy | hit | with its note | whole sample | hit / copy | with its note / copy | whole / copy |"
+    yield "| --- |" + " ---: |" * 7
+    for row in record["rows"]:
+        times = [f"{spread(row, f'{way}_us')[0]:.2f} µs" for way in ("copy", "hit", "get", "sample")]
+        ratios = [f"{spread(row, f'{way}_ratio')[0]:.2f}" for way in ("hit", "get", "sample")]
+        yield f"| {row['name'].split()[0]} | " + " | ".join([*times, *ratios]) + " |"
+
+
 def uneven(record: Record) -> Iterator[str]:
     """How evenly work was spread that differs by sample."""
     for case in ("uneven", "waiting"):
@@ -206,6 +242,7 @@ def pages() -> dict[Path, str]:
     for path, name, content in (
         (ROOT / "README.md", "measurements", readme()),
         (ROOT / "docs" / "benchmarks.md", "figures", figures()),
+        (ROOT / "docs" / "cache.md", "figures", cache_figures()),
         (ROOT / "docs" / "gpu.md", "figures", gpu_pages.section(measured)),
     ):
         if content:

@@ -68,6 +68,7 @@ def test_a_closed_arena_holds_nothing() -> None:
     shelf.put(0, b"x")
     arena.close()
     assert shelf.get(0) is None
+    assert shelf.data(0) is None
     assert not shelf.put(1, b"x")
 
 

@@ -44,11 +44,12 @@ _VERSIONS = (
 def memory_room() -> Room:
     """Of the machine and the control groups, whichever leaves least."""
     machine = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines())
-    total, free = (int(machine[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    machine_total, free = (int(machine[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    total = machine_total
     for version in _VERSIONS:
         for folder in _folders(version):
             limit, used = _read(f"{folder}/{version.limit}"), _read(f"{folder}/{version.used}")
-            if limit.isdigit() and used.isdigit():
+            if limit.isdigit() and used.isdigit() and int(limit) < machine_total:  # most groups have no limit
                 total = min(total, int(limit))
                 free = min(free, max(0, int(limit) - int(used) + _file_pages(folder, version)))
     return Room(total, free)

@@ -434,7 +434,10 @@ class Shelf:
 
     def data(self, id: int) -> bytes | None:
         """The data alone of a sample that this process got before: quicker than `get`."""
-        sizes = self._index[2 * id + 1]
+        try:
+            sizes = self._index[2 * id + 1]
+        except IndexError:  # it is closed
+            return None
         data: bytes = _new_bytes(None, sizes >> _NOTE_BITS)
         outcome = (_get_held if sizes < _LONG else _get)(self._address, id, sizes, data, None)
         if outcome <= _FIRST:
@@ -485,6 +488,7 @@ class Shelf:
     def empty(self) -> None:
         """The arena is closed: nothing is there from now on."""
         self._samples = 0
+        self._index = memoryview(b"").cast("Q")
 
 
 _FIRST, _SPOILED = int(_Outcome.FIRST), int(_Outcome.SPOILED)

@@ -64,7 +64,9 @@ class CachedReader(Reader):
         reader.drop_behind()
 
     def read(self, id: int) -> Sample:
-        if self._shelf is None or not 0 <= id < len(self._known):
+        if not 0 <= id < len(self._known):
+            return self._reader.read(id)  # it has words for that
+        if self._shelf is None:
             return self._fetch(id)
         number = self._known[id]
         if number:  # all that is left to do for most hits
