@@ -311,7 +311,7 @@ def test_files_of_the_same_names_in_two_folders_never_mix(photos: Path, tmp_path
 
 def test_explain_says_what_is_cached(photos: Path) -> None:
     with ps.Loader(prepared(ps.files(photos)), workers=1, cache=0.01) as loader:
-        assert "cache: 0.01 of memory for encoded samples" in loader.explain()
+        assert "cache: 0.01 of memory, shared by this user's loaders" in loader.explain()
         assert "it is opened with the first batch" in loader.explain()
         rest(loader)
         assert "holds 30 of 30 samples in " in loader.explain()

@@ -56,6 +56,8 @@ def counters(name: str = "train") -> Counters:
     counters.worker(0).samples = 36
     counters.worker(0).busy_s = 1.5e-7
     counters.lost = 1
+    counters.count({"samples": 5, "source_s": 0.5})
+    counters.count({"samples": 2, "source_samples": 9})
     counters.trainer = {"wait_s": 0.25, "batches_taken": 2, "batches_copied": 1, "slots_held": 3}
     return counters
 
@@ -74,6 +76,14 @@ def test_prometheus_reads_what_was_counted() -> None:
         "batches_copied_total": 1,
         "workers_lost_total": 1,
         "bad_samples_total": 3,
+        "disk_samples_total": 7,
+        "disk_read_bytes_total": 0,
+        "disk_kept_samples_total": 0,
+        "disk_kept_bytes_total": 0,
+        "disk_damaged_total": 0,
+        "source_samples_total": 9,
+        "source_read_bytes_total": 0,
+        "source_seconds_total": 0.5,
         "window_batches": 4,
         "slots": 8,
         "slots_free": 5,
@@ -87,7 +97,10 @@ def test_prometheus_reads_what_was_counted() -> None:
 
 
 def test_a_cache_is_served_where_there_is_one() -> None:
-    names = ("hits", "misses", "hit_bytes", "read_bytes", "spoiled", "samples", "bytes", "held_bytes", "budget_bytes")
+    names = (
+        *("hits", "misses", "hit_bytes", "read_bytes", "spoiled", "samples", "bytes"),
+        *("decoded_samples", "decoded_bytes", "held_bytes", "budget_bytes"),
+    )
     cache = {name: number for number, name in enumerate((*names, "given_back_bytes"), 1)}
     without, _ = parse(prometheus(counters().snapshot(**GAUGES)))
     series, types = parse(prometheus(counters().snapshot(cache, **GAUGES)))
@@ -99,6 +112,8 @@ def test_a_cache_is_served_where_there_is_one() -> None:
         "penstock_cache_spoiled_total",
         "penstock_cache_samples",
         "penstock_cache_bytes",
+        "penstock_cache_decoded_samples",
+        "penstock_cache_decoded_bytes",
         "penstock_cache_held_bytes",
         "penstock_cache_budget_bytes",
         "penstock_cache_given_back_bytes_total",

@@ -197,6 +197,7 @@ class Coordinator:
         self._rows = config.order.batch if config.order else 1
         self._bytes = config.batch_bytes
         self._ending = False
+        self._said: set[str] = set()
 
     def _linked(self, channel: Channel, books: Books) -> DeviceLink:
         assert self._config.device is not None
@@ -570,6 +571,8 @@ class Coordinator:
         self._outbox.append(("failed", error))
 
     def lane_done(self, lane: int, task: int, answers: Sequence[Answer], seconds: float, rows: int) -> None:
+        for _, result, _ in answers:
+            self._heed(result)
         stages = self._stages(lane)
         if stages is not None:
             self._count(lane, seconds, rows)
@@ -596,6 +599,15 @@ class Coordinator:
                 self._act(self._scheduler.piece_refused(lane, task, index))
             self._fit(result)
         self._drop_quiet()
+
+    def _heed(self, result: Result) -> None:
+        """What a result says beside its rows: counts, and what the user is told once."""
+        self._counters.count(result.tally)
+        for note in result.notes:
+            if note not in self._said:
+                self._said.add(note)
+                self._outbox.append(("warn", note))
+        result.tally, result.notes = {}, ()
 
     def _drop_quiet(self) -> None:
         cancelled = [seq for seq, state in self._batches.items() if state.cancelled]

@@ -664,6 +664,9 @@ class InlineFeed(Feed):
                 self._open()
             result = self._work.run(Request(seq, tuple(range(rows)), rows, True, False, payload), heap)
         seconds = time.perf_counter() - started
+        self._counters.count(result.tally)
+        for note in result.notes:
+            warn(note)
         self._counters.deliver(0 if result.failure is not None else rows - len(result.missing), result.bad)
         own = self._counters.trainer
         own["wait_s"] = own.get("wait_s", 0.0) + seconds

@@ -6,6 +6,7 @@ bit for bit that of the operators one by one: a law that tests/test_fuse.py chec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,27 @@ from penstock.graph import Graph, Operator, Sample, Spec, Units
 from penstock.image import boxes_of
 from penstock.kernels import jpeg
 
-__all__ = ["DecodeCrop", "fuse_decode"]
+__all__ = ["DecodeCrop", "fuse_decode", "joint_view", "one_view"]
+
+
+def joint_view(crops: Sequence[Viewing], sample: Sample, units: Units, height: int, width: int) -> View | None:
+    """What a chain of crops keeps of an upright image of this size; the sample's boxes follow. None, and nothing is
+    done, where that is no View."""
+    view, boxes = View.whole(height, width), boxes_of(sample) if "boxes" in sample else None
+    used = 0
+    for crop in crops:
+        decision = crop.decide(units[used : used + crop.units], height, width)
+        used += crop.units
+        after = crop.view(view, decision)
+        if after is None:
+            return None
+        if boxes is not None:
+            boxes = crop.boxes(boxes, decision, height, width)
+        view = after
+        height, width = view.size
+    if boxes is not None:
+        sample["boxes"] = boxes
+    return view
 
 
 @dataclass(frozen=True)
@@ -62,22 +83,7 @@ class DecodeCrop(Operator):
     def view(self, sample: Sample, units: Units, height: int, width: int) -> View | None:
         """What the crops keep of an upright image of this size; the sample's boxes follow. None, and nothing is done,
         where that is no View."""
-        view = View.whole(height, width)
-        boxes = boxes_of(sample) if "boxes" in sample else None
-        used = 0
-        for crop in self.crops:
-            decision = crop.decide(units[used : used + crop.units], height, width)
-            used += crop.units
-            after = crop.view(view, decision)
-            if after is None:
-                return None
-            if boxes is not None:
-                boxes = crop.boxes(boxes, decision, height, width)
-            view = after
-            height, width = view.size
-        if boxes is not None:
-            sample["boxes"] = boxes
-        return view
+        return joint_view(self.crops, sample, units, height, width)
 
     def _decode(
         self, data: jpeg.Encoded, head: jpeg.Header, view: View, out: NDArray[np.uint8] | None
@@ -115,14 +121,14 @@ def fuse_decode(graph: Graph) -> Graph:
         last = operators[-1] if operators else None
         if isinstance(last, Decode | DecodeCrop) and isinstance(operator, Viewing):
             decode, crops = (last, ()) if isinstance(last, Decode) else (last.decode, last.crops)
-            if operator.fusible and _one_view((*crops, operator)):
+            if operator.fusible and one_view((*crops, operator)):
                 operators[-1] = DecodeCrop(decode, (*crops, operator))
                 continue
         operators.append(operator)
     return replace(graph, operators=tuple(operators))
 
 
-def _one_view(crops: tuple[Viewing, ...]) -> bool:
-    """One resize at most, and nothing after a mirroring."""
+def one_view(crops: tuple[Viewing, ...]) -> bool:
+    """A chain can be one View: one resize at most, and nothing after a mirroring."""
     resizes = sum(isinstance(crop, Resize | RandomResizedCrop) for crop in crops)
     return resizes <= 1 and not any(isinstance(crop, Flip) for crop in crops[:-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -12,13 +13,18 @@ from typing import Literal
 
 from penstock.batch import Collator
 from penstock.cache.access import Opened
+from penstock.cache.choice import Choice
+from penstock.cache.either import EitherReader
+from penstock.cache.pixels import PixelCache
 from penstock.cache.reader import CachedReader
+from penstock.disk import DiskPlan, DiskReader
 from penstock.errors import SampleError
-from penstock.graph import Graph, Reader, Sample
+from penstock.graph import Graph, Operator, Reader, Sample
 from penstock.kernels import native
 from penstock.lanes.processes import die_with_parent
 from penstock.seeding import seed_all
 from penstock.stage import Recipe, Stage, StageShape
+from penstock.stem import Stem, stem
 from penstock.work import BadSample, Memory, Request, Result, Work, failure
 
 __all__ = ["GraphWork", "OnError", "Staging"]
@@ -34,6 +40,15 @@ _POLITE = 10
 """Beside a GPU lane, CPU lanes take what time its stagers and the training process leave."""
 _ATTEMPTS = 16
 """How many samples are tried for one position with `replace` before the batch fails."""
+
+
+Steps = Sequence[tuple[Operator, int, int]]
+"""Operators, and which of a sample's draws each takes."""
+
+
+def _sliced(operators: Sequence[Operator], start: int = 0) -> Steps:
+    ends = itertools.accumulate((operator.units for operator in operators), initial=start)
+    return [(operator, begin, begin + operator.units) for operator, begin in zip(operators, ends, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -54,25 +69,48 @@ class GraphWork(Work):
     shuffle: bool
     on_error: OnError
     staging: Staging | None = None
+    disk: DiskPlan | None = None
+    """Where samples of a slow source are kept between it and the operators."""
 
     def open(self, worker: int) -> None:
         if self.staging is not None and worker < self.staging.first_stager:
             os.nice(_POLITE)
         self._reader: Reader = self.graph.source.open()
+        self._disk = None if self.disk is None else DiskReader(self.disk, self._reader)
+        if self._disk is not None:
+            self._reader = self._disk
         self._collator = Collator(self.graph)
-        slices = []
-        start = 0
-        for operator in self.graph.operators:
-            slices.append((operator, start, start + operator.units))
-            start += operator.units
-        self._steps = slices
+        self._steps = _sliced(self.graph.operators)
+        self._either: EitherReader | None = None
+        """Where samples may be cached as pixels."""
 
     def equip(self, cache: Opened) -> None:
-        self._reader = CachedReader(self._reader, cache.shelf, cache.row, len(self.graph.source))
+        reader = CachedReader(self._reader, cache.shelf, cache.row, len(self.graph.source))
+        self._reader = reader
+        found = stem(self.graph) if cache.pixels is not None else ""
+        if cache.pixels is not None and isinstance(found, Stem):
+            pixels = PixelCache(cache.pixels, found, reader.stamp)
+            self._rest = _sliced(pixels.rest, found.rest[0].units)
+            first, _, _ = self._steps[0]
+            self._either = EitherReader(reader, pixels, self._choice(cache), first, self._lasting)
+
+    def _choice(self, cache: Opened) -> Choice | None:
+        if cache.choice is None:
+            return None
+        return Choice(cache.choice, len(self.graph.source), cache.room)
+
+    def _lasting(self) -> bool:
+        """What was read last comes from there in later epochs too: not from a source that a disk is put before."""
+        return self._disk is None or self._disk.hit
 
     def run(self, request: Request, memory: Memory) -> Result:
-        if request.stage is not None:
-            return self._stage(request, memory)
+        prepare = self._prepare_rows if request.stage is None else self._stage
+        result = prepare(request, memory)
+        if self._disk is not None:
+            result.tally, result.notes = self._disk.take()
+        return result
+
+    def _prepare_rows(self, request: Request, memory: Memory) -> Result:
         epoch, first = request.payload
         positions = [first + row for row in request.rows]
         units = native.units(self.seed, epoch, 0, positions, self.graph.units)
@@ -112,7 +150,8 @@ class GraphWork(Work):
         for index, (row, position, id, unit) in enumerate(zip(request.rows, positions, ids, units, strict=True)):
             try:
                 self._seed_source(epoch, position)
-                sample = {**self._reader.read(id), "id": id}
+                stored = self._reader.read(id) if self._either is None else self._either.encoded(id)
+                sample = {**stored, "id": id}
                 fits = stage.add(self.staging.recipe, sample, unit, row)
             except Exception:  # whatever it is, the CPU lanes meet it again, and have words for it
                 fits = None
@@ -179,9 +218,9 @@ class GraphWork(Work):
     def _prepare(self, id: int, unit: Sequence[float]) -> Sample:
         name = "read"
         try:
-            sample = self._reader.read(id)
+            sample, steps = self._read(id, unit)
             sample["id"] = id
-            for operator, start, end in self._steps:
+            for operator, start, end in steps:
                 name = operator.name
                 sample = operator.apply(sample, unit[start:end])
             sample["id"] = id
@@ -189,6 +228,13 @@ class GraphWork(Work):
         except Exception as error:  # the border between operators, some of them the user's, and the lane
             reason = f"{type(error).__name__}: {error}"
             raise SampleError(reason, id=id, place=self._place(id), operator=name) from error
+
+    def _read(self, id: int, unit: Sequence[float]) -> tuple[Sample, Steps]:
+        """The sample, and the steps that it has still to go."""
+        if self._either is None:
+            return self._reader.read(id), self._steps
+        sample, begun = self._either.begin(id, unit)
+        return sample, self._rest if begun else self._steps
 
     def _deadly(self, id: int) -> SampleError:
         reason = "preparing it hung or killed the worker process every time it was tried"

@@ -15,10 +15,12 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.batch import fixed_layout
+from penstock.cache.keeping import Keeping
 from penstock.cache.loading import LoaderCache
 from penstock.coordinator import Config, Policy
 from penstock.device import Device
 from penstock.devices import missing, open_device
+from penstock.disk import DiskPlan, plan_disk, survey
 from penstock.errors import GraphError, LaneError, OptionError, PenstockError, StalledError, StateError
 from penstock.feed import Arrival, Feed, InlineFeed, ProcessFeed, empty_batch, idle_stats, raise_failure
 from penstock.graph import Batch, Graph
@@ -75,6 +77,7 @@ class Loader:
         self._plan = self._placing.head
         self._tails: list[OpenTail] = []
         """On each device, where there is anything to do behind the copy."""
+        self._disk = self._plan_disk()
         self._sharing = Sharing(option.pinned_sharing)
         self._order = Order(
             len(pipe.graph.source), self._batch.size, self._batch.drop_last, option.rank, option.world_size
@@ -90,7 +93,8 @@ class Loader:
         self._epoch = 0
         self._consumed = 0
         self._ahead: list[int] = []
-        self._cache = LoaderCache(option.cache, pipe.graph.source)
+        keeping = Keeping.decide(option.cache_form, self._plan, lane=self._has_lane)
+        self._cache = LoaderCache(option.cache, pipe.graph.source, keeping)
         self._feed: Feed | None = None
         self._owner = 0
         """The process that started the feed."""
@@ -231,7 +235,9 @@ class Loader:
         option = self.options
         layout = fixed_layout(self._plan, self._batch.size)
         sizes = self._sizes()
-        work = GraphWork(self._plan, option.seed, option.shuffle, option.on_error, self._staging(sizes))
+        work = GraphWork(
+            self._plan, option.seed, option.shuffle, option.on_error, self._staging(sizes), disk=self._disk
+        )
         devices = [open_device(device, self._placing.recipe, sizes) for device in option.devices]
         tail = self._placing.tail
         if tail is not None:
@@ -270,6 +276,17 @@ class Loader:
         )
         sizes_by_id = None if file_sizes is None else array("q", file_sizes)
         return ProcessFeed(config, work, sizes_by_id, devices, descriptors)
+
+    @property
+    def _has_lane(self) -> bool:
+        """A GPU lane is to decode too."""
+        return self._placing.recipe is not None and self.options.worker_count > 0
+
+    def _plan_disk(self) -> DiskPlan | None:
+        option = self.options
+        if option.cache_folder is None:
+            return None
+        return plan_disk(self._graph.source, os.fspath(option.cache_folder), option.disk_budget)
 
     def _sizes(self) -> Sizes | None:
         """How the GPU lane, where there is to be one, divides its memory."""
@@ -321,6 +338,12 @@ class Loader:
     def _explanation(self) -> Iterator[str]:
         option, source = self.options, self._graph.source
         yield from self._notes
+        if self._disk is not None:
+            kept, held = survey(self._disk)
+            yield (
+                f"disk tier: {self._disk.place} keeps {kept:,} of these samples; the folder holds {held:,} of at most "
+                f"{self._disk.budget_bytes:,} bytes"
+            )
         operators = " -> ".join(operator.name for operator in self._plan.operators) or "(no operators)"
         yield f"source: {type(source).__name__.lower()}, {len(source):,} samples"
         yield f"operators: {operators}"

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
+from penstock.amounts import amount
 from penstock.cache.budget import CacheSize, check_cache
+from penstock.cache.forms import CacheForm, Form
 from penstock.errors import OptionError
 from penstock.graphwork import OnError
 from penstock.lanes import MOST_WORKERS
@@ -41,9 +43,12 @@ class LoaderKeywords(TypedDict, total=False):
     prefetch: int | Literal["auto"]
     memory_bytes: int | Literal["auto"]
     cache: CacheSize
+    cache_form: CacheForm
     timeout_s: float | None
     metrics_port: int | None
     name: str
+    cache_folder: str | os.PathLike[str] | None
+    cache_folder_bytes: int | float | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +85,21 @@ class LoaderOptions:
     cache: CacheSize = None
     """Keep encoded samples in memory that all workers and loaders of this user on this host share: a size such as
     "24GB", a share of the memory such as 0.5, or "auto" for what is free; None: keep none."""
+    cache_form: CacheForm = "encoded"
+    """How the cache keeps samples: "encoded" as they are stored, "decoded" as the pixels that the pipeline begins with
+    in every epoch, "auto" as many of either as saves most time."""
     timeout_s: float | None = 300.0
     """How long to wait for a batch before the workers' stacks are shown in an error; None: for ever."""
     metrics_port: int | None = None
     """Serve Prometheus metrics on this port; 0 takes a free one (`loader.metrics_port`)."""
     name: str = ""
     """What `penstock top` and metrics call this loader."""
+    cache_folder: str | os.PathLike[str] | None = None
+    """A folder on a local disk in which samples of a slow source (an object store, a network file system) are kept, for
+    this job and later ones; None: they are not."""
+    cache_folder_bytes: int | float | str | None = None
+    """The budget of all that `cache_folder` holds: bytes, a text such as "100GB", or a fraction (a float) of what the
+    folder holds and what is free on its disk; None: half of that."""
 
     @classmethod
     def checked(cls, keywords: dict[str, Any]) -> LoaderOptions:
@@ -114,6 +128,11 @@ class LoaderOptions:
         _whole_or_auto("prefetch", self.prefetch, 1, 10**6)
         _whole_or_auto("memory_bytes", self.memory_bytes, 1 << 17, 2**62)
         check_cache(self.cache)
+        _one_of("cache_form", self.cache_form, (*get_args(Form), "auto"))
+        if self.cache is None and self.cache_form != "encoded":
+            raise OptionError(
+                f"cache_form={self.cache_form!r} says how a cache keeps samples; give its size with cache="
+            )
         if self.timeout_s is not None:
             _seconds("timeout_s", self.timeout_s)
         if self.metrics_port is not None:
@@ -128,6 +147,19 @@ class LoaderOptions:
         _whole("device_bytes", self.device_bytes, 64 << 20, 2**40)
         if not isinstance(self.name, str):
             raise OptionError(f"name must be a text, not {self.name!r}")
+        self._check_disk()
+
+    def _check_disk(self) -> None:
+        folder, budget = self.cache_folder, self.cache_folder_bytes
+        if folder is not None and not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
+            raise OptionError(f"cache_folder must be a path, or None for no disk tier, not {folder!r}")
+        if budget is not None and amount(budget) is None:
+            raise OptionError(
+                "cache_folder_bytes must be a number of bytes, a text such as '100GB', or a fraction above 0.0 and up "
+                f"to 1.0, not {budget!r}"
+            )
+        if budget is not None and folder is None:
+            raise OptionError(f"cache_folder_bytes={budget!r} is the budget of a cache_folder; name one too")
 
     @property
     def worker_count(self) -> int:
@@ -145,10 +177,16 @@ class LoaderOptions:
         return None if self.gpu_lane == "auto" or self.gpu_lane == "off" else self.gpu_lane
 
     @property
+    def disk_budget(self) -> int | float:
+        """Bytes, or a fraction."""
+        return amount(self.cache_folder_bytes) or _DISK_SHARE
+
+    @property
     def memory(self) -> int:
         return min(2 << 30, available_memory_bytes() // 4) if self.memory_bytes == "auto" else self.memory_bytes
 
 
+_DISK_SHARE = 0.5
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _GPU = re.compile(r"cuda:\d+")
 _LONGEST_S = 2_000_000

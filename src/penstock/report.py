@@ -30,18 +30,32 @@ _CACHE = {
     "spoiled": ("counter", "cache_spoiled_total", "Samples of the cache found damaged or outdated, and read again"),
     "samples": ("gauge", "cache_samples", "Samples of this data set in the cache"),
     "bytes": ("gauge", "cache_bytes", "Memory of this data set's samples in the cache"),
+    "decoded_samples": ("gauge", "cache_decoded_samples", "Samples of this data set in the cache as pixels"),
+    "decoded_bytes": ("gauge", "cache_decoded_bytes", "Memory of this data set's pixels in the cache"),
     "held_bytes": ("gauge", "cache_held_bytes", "Memory of the whole cache, which loaders share"),
     "budget_bytes": ("gauge", "cache_budget_bytes", "Memory that the whole cache may take"),
     "given_back_bytes": ("counter", "cache_given_back_bytes_total", "Memory that the cache gave back under pressure"),
 }
 """Of loaders that have a cache."""
 
+_DISK = {
+    "samples": ("counter", "disk_samples_total", "Samples read from the disk tier"),
+    "bytes": ("counter", "disk_read_bytes_total", "Bytes read from the disk tier"),
+    "kept_samples": ("counter", "disk_kept_samples_total", "Samples that were kept in the disk tier"),
+    "kept_bytes": ("counter", "disk_kept_bytes_total", "Bytes that were kept in the disk tier"),
+    "damaged": ("counter", "disk_damaged_total", "Samples found damaged in the disk tier, and read from the source"),
+    "source_samples": ("counter", "source_samples_total", "Samples read from the source behind the disk tier"),
+    "source_bytes": ("counter", "source_read_bytes_total", "Bytes read from the source behind the disk tier"),
+    "source_s": ("counter", "source_seconds_total", "Time spent reading from the source behind the disk tier"),
+}
+"""Of loaders that have a disk tier."""
+
 
 def prometheus(snapshot: Mapping[str, Any]) -> str:
     """The text exposition format, version 0.0.4."""
     labels = f'{{loader="{_escape(snapshot["name"])}",pid="{snapshot["pid"]}"}}'
     lines = []
-    for metrics, values in ((_METRICS, snapshot), (_CACHE, snapshot["cache"])):
+    for metrics, values in ((_METRICS, snapshot), (_CACHE, snapshot["cache"]), (_DISK, snapshot["disk"])):
         for key, (kind, name, help) in metrics.items() if values is not None else ():
             lines += [f"# HELP penstock_{name} {help}", f"# TYPE penstock_{name} {kind}"]
             lines.append(f"penstock_{name}{labels} {values[key]}")

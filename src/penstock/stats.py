@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.work import BadSample
+from penstock.work import DISK_TALLY, BadSample
 
 __all__ = ["Counters", "WorkerCounters"]
 
@@ -38,6 +38,8 @@ class Counters:
     batches: int = 0
     samples: int = 0
     bad: int = 0
+    disk: dict[str, float] | None = None
+    """What readers behind a disk tier counted, all together; None without one, or before they read."""
     started: float = field(default_factory=time.monotonic)
     _workers: dict[int, WorkerCounters] = field(default_factory=dict)
     _bad: dict[int, BadSample] = field(default_factory=dict)
@@ -59,6 +61,14 @@ class Counters:
             if len(self._bad) < _LISTED:
                 self._bad.setdefault(sample.id, sample)
 
+    def count(self, tally: Mapping[str, float]) -> None:
+        """A reader behind a disk tier counted this."""
+        if tally and self.disk is None:
+            self.disk = dict.fromkeys(DISK_TALLY, 0)
+        for name, number in tally.items():
+            assert self.disk is not None
+            self.disk[name] += number
+
     def snapshot(self, cache: dict[str, Any] | None = None, **gauges: float) -> dict[str, Any]:
         """Everything, as plain data. `cache`: what its keeper says, where there is one."""
         return {
@@ -74,6 +84,7 @@ class Counters:
             **self.trainer,
             **gauges,
             "cache": cache,
+            "disk": self.disk,
             "workers": [asdict(self._workers[number]) for number in sorted(self._workers)],
             "workers_lost": self.lost,
             "bad_samples": self.bad,

@@ -13,11 +13,25 @@ from typing import Any
 
 from penstock.cache.access import Opened
 
-__all__ = ["SMALL_BYTES", "BadSample", "Failure", "Memory", "Request", "Result", "Work", "failure"]
+__all__ = ["DISK_TALLY", "SMALL_BYTES", "BadSample", "Failure", "Memory", "Request", "Result", "Work", "failure"]
 
 
 SMALL_BYTES = 1 << 15
 """Batches this small travel in messages, without a slot."""
+
+
+DISK_TALLY = (
+    "samples",
+    "bytes",
+    "kept_samples",
+    "kept_bytes",
+    "damaged",
+    "source_samples",
+    "source_bytes",
+    "source_s",
+)
+"""What a reader counts that has a disk in front of its source: read from the disk; kept there; found damaged there;
+read from the source, and the time of that."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,10 @@ class Result:
     """Rows that a GPU lane cannot take, for the CPU lanes."""
     left: tuple[int, ...] = ()
     """Rows that did not fit into the stage slot any more."""
+    tally: dict[str, float] = field(default_factory=dict)
+    """What the reader counted since the last result, by name."""
+    notes: tuple[str, ...] = ()
+    """What the user must be told, once however many say it."""
 
 
 class Memory(ABC):

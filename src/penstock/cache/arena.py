@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from penstock.cache.tally import Row
 from penstock.kernels.native import declare, lib
 from penstock.limits import memory_room
 
-__all__ = ["KEY_BYTES", "Arena", "Shelf", "State", "reserve_bytes"]
+__all__ = ["KEY_BYTES", "Arena", "Seen", "Shelf", "State", "reserve_bytes"]
 
 KEY_BYTES = 16
 _MAGIC = 0x70656E73746F636B
@@ -110,6 +110,8 @@ declare("ps_arena_load", c_uint64, c_void_p)
 declare("ps_arena_store", None, c_void_p, c_uint64)
 declare("ps_arena_add", None, c_void_p, c_uint64)
 declare("ps_arena_get", c_int32, c_void_p, c_int64, c_uint64, c_char_p, c_char_p)
+declare("ps_arena_look", c_int32, c_void_p, c_int64, c_void_p)
+declare("ps_arena_still", c_int32, c_void_p, c_int64, c_uint64)
 declare("ps_arena_spoil", c_int32, c_void_p, c_int64)
 declare("ps_arena_put", c_int32, c_void_p, c_int64, c_char_p, c_uint64, c_char_p, c_uint64)
 declare("ps_arena_range", None, c_void_p, c_uint64, c_uint64, c_uint64, c_void_p)
@@ -393,10 +395,23 @@ class _Mapped:
     index: int
 
 
+class Seen(NamedTuple):
+    """A sample where it lies."""
+
+    data: memoryview
+    note: bytes
+    word: int
+    first: bool
+    """This process had not met it yet."""
+
+
 class Shelf:
     """The samples of one data set in one form; `Arena.shelf` makes it."""
 
-    __slots__ = ("__weakref__", "_address", "_arena", "_index", "_met", "_native", "_row", "_samples", "_tally")
+    __slots__ = (
+        *("__weakref__", "_address", "_arena", "_bytes", "_found", "_index", "_met", "_native", "_row"),
+        *("_samples", "_tally"),
+    )
 
     def __init__(self, arena: Arena, mapped: _Mapped, samples: int, row: Row) -> None:
         self._arena = arena
@@ -416,6 +431,8 @@ class Shelf:
             fd=arena.descriptors[1],
         )
         self._address = ctypes.addressof(self._native)
+        self._bytes = memoryview((ctypes.c_uint8 * mapped.nbytes).from_address(mapped.data)).cast("B").toreadonly()
+        self._found = (c_uint64 * 3)()
 
     def get(self, id: int) -> tuple[bytes, bytes, bool] | None:
         """A sample's data and note, and whether this process gets it for the first time; None where it is not there."""
@@ -449,6 +466,28 @@ class Shelf:
         if outcome == _SPOILED:
             self._tally.add(spoiled=1)
 
+    def has(self, id: int) -> bool:
+        """A sample is there, as far as the index tells."""
+        return 0 <= id < self._samples and self._index[2 * id] & _STATES == _READY
+
+    def look(self, id: int) -> Seen | None:
+        """A sample where it lies, without a copy; None where it is not there. Whoever has read it there asks `still`:
+        where memory was given back meanwhile, that was not the sample."""
+        if not self.has(id):
+            return None
+        outcome = lib.ps_arena_look(self._address, id, self._found)
+        if outcome > _FIRST:
+            self._absent(outcome)
+            return None
+        word, place, sizes = self._found
+        end = place + (sizes >> _NOTE_BITS)
+        note = bytes(self._bytes[end : end + (sizes & _NOTES)])
+        return Seen(self._bytes[place:end], note, word, outcome == _FIRST) if self.still(id, word) else None
+
+    def still(self, id: int, word: int) -> bool:
+        """What `look` found with that word has been there until now."""
+        return self._samples > 0 and bool(lib.ps_arena_still(self._address, id, word))
+
     def put(self, id: int, data: bytes, note: bytes = b"") -> bool:
         """Keep a sample. False where there is no room, or where it is there already or given up."""
         size = len(data) + len(note)
@@ -472,6 +511,10 @@ class Shelf:
         if 0 <= id < self._samples:
             lib.ps_arena_spoil(self._address, id)
             self._tally.add(spoiled=1)
+
+    def discount(self, nbytes: int) -> None:
+        """A hit of so many bytes was none after all."""
+        self._tally.add(hits=-1, hit_bytes=-nbytes)
 
     def may_hold(self, nbytes: int) -> bool:
         """See `Arena.may_hold`."""

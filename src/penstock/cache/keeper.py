@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from penstock.cache.access import Opened
 from penstock.cache.arena import reserve_bytes
+from penstock.cache.choice import settled
 from penstock.limits import Room, memory_room, memory_stall_s
 
 __all__ = ["WATCH_S", "Keeper", "Pressure"]
@@ -84,6 +86,8 @@ class Keeper:
         """For `stats()`: what this loader read, and how the arena is doing."""
         state, counts = self.arena.state(), self._opened.tally.total()
         samples, nbytes = self._opened.shelf.held if self._opened.shelf is not None else (0, 0)
+        pixels, pixel_bytes = self._opened.pixels.held if self._opened.pixels is not None else (0, 0)
+        chosen = settled(self._opened.choice) if self._opened.choice is not None else None
         return {
             "hits": counts.hits,
             "misses": counts.misses,
@@ -94,6 +98,9 @@ class Keeper:
             "indexed": self._opened.shelf is not None,
             "samples": samples,
             "bytes": nbytes,
+            "decoded_samples": pixels,
+            "decoded_bytes": pixel_bytes,
+            "settled": asdict(chosen) if chosen is not None else None,
             "budget_bytes": state.budget,
             "held_bytes": state.held,
             "stopped": state.stopped,

@@ -10,6 +10,8 @@ from typing import Any
 from penstock.cache.access import Access
 from penstock.cache.budget import CacheSize, budget_bytes
 from penstock.cache.finding import find_arena
+from penstock.cache.keeping import Keeping
+from penstock.cache.pixels import pixel_key
 from penstock.cache.reader import encoded_key, why_not_cached
 from penstock.cache.tally import Tally
 from penstock.graph import Source
@@ -20,9 +22,10 @@ __all__ = ["LoaderCache"]
 class LoaderCache:
     """The cache of one loader, as its option `cache` asks for it."""
 
-    def __init__(self, asked: CacheSize, source: Source) -> None:
+    def __init__(self, asked: CacheSize, source: Source, keeping: Keeping) -> None:
         self._asked = asked
         self._source = source
+        self._keeping = keeping
         self._why_none = why_not_cached(source)
 
     def open(self, batch_memory: int, processes: int, readers: int, *, served: bool) -> tuple[Access | None, list[int]]:
@@ -38,7 +41,9 @@ class LoaderCache:
             self._why_none = f"the kernel refused its memory: {error.strerror}"
             warnings.warn(f"there is no cache, for {self._why_none}; all is read from storage", RuntimeWarning, 5)
             return None, []
-        access = Access(encoded_key(self._source), len(self._source), readers)
+        keeping = self._keeping
+        pixels = pixel_key(self._source, keeping.stem) if keeping.stem is not None else b""
+        access = Access(encoded_key(self._source), len(self._source), readers, keeping.form, pixels)
         descriptors = [*map(os.dup, arena.descriptors), Tally.create(access.rows)]
         arena.close()
         with server:
@@ -51,7 +56,8 @@ class LoaderCache:
         if self._why_none is not None:
             yield f"cache: none, for {self._why_none}"
             return
-        yield f"cache: {self._asked!r} of memory for encoded samples, shared by this user's loaders on this host"
+        yield f"cache: {self._asked!r} of memory, shared by this user's loaders on this host"
+        yield from self._keeping.explanation()
         if state is None:
             yield "  it is opened with the first batch"
             return
@@ -59,6 +65,7 @@ class LoaderCache:
             f"  holds {state['samples']:,} of {len(self._source):,} samples in {state['bytes']:,} bytes; "
             f"all that it holds takes {state['held_bytes']:,} of {state['budget_bytes']:,} bytes"
         )
+        yield from self._keeping.state(state)
         if not state["indexed"]:
             yield "  has no room for the index of this data set, of which it holds nothing"
         if state["stopped"] == "memory":

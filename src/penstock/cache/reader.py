@@ -66,24 +66,33 @@ class CachedReader(Reader):
     def read(self, id: int) -> Sample:
         if not 0 <= id < len(self._known):
             return self._reader.read(id)  # it has words for that
+        sample = self.cached(id)
+        if sample is None:
+            stamp = self.stamp_before(id)
+            sample = self.fetch(id)
+            self.keep(id, sample, stamp)
+        return sample
+
+    def cached(self, id: int) -> Sample | None:
+        """The sample, if the cache has it."""
         if self._shelf is None:
-            return self._fetch(id)
+            return None
         number = self._known[id]
         if number:  # all that is left to do for most hits
             data = self._shelf.data(id)
-            if data is not None:
-                name, shape = self._shapes[number]
-                sample = shape.copy()
-                sample[name] = data
-                return sample
-            return self._fetch(id)
+            if data is None:
+                return None
+            name, shape = self._shapes[number]
+            sample = shape.copy()
+            sample[name] = data
+            return sample
         found = self._shelf.get(id)
         if found is None:
-            return self._fetch(id)
+            return None
         data, note, first = found
         if first and self._outdated(id, note):
             self._row.add(hits=-1, hit_bytes=-len(data))
-            return self._fetch(id)
+            return None
         return self._unpacked(id, data, note)
 
     def _unpacked(self, id: int, data: bytes, note: bytes) -> Sample:
@@ -107,6 +116,30 @@ class CachedReader(Reader):
             self._shapes.append((name, sample.copy()))
         self._known[id] = number or 0
 
+    def stamp_before(self, id: int) -> bytes:
+        """The stamp of a sample that is to be read and kept. Asked for before its bytes: were they newer, the next look
+        would tell."""
+        return self._reader.stamp(id) if self._keeps else b""
+
+    def fetch(self, id: int) -> Sample:
+        """The sample from behind the cache."""
+        reader = self._reader
+        before = reader.requested()
+        sample = reader.read(id)
+        after = reader.requested()
+        asked = after - before if after else sum(len(v) for v in sample.values() if type(v) is bytes)
+        self._row.add(misses=1, read_bytes=asked)
+        return sample
+
+    def keep(self, id: int, sample: Sample, stamp: bytes) -> None:
+        """Put a sample into the cache, if there is room."""
+        if self._shelf is not None and self._keeps:
+            self._shelf.put(id, *_packed(sample, stamp))
+
+    @property
+    def _keeps(self) -> bool:
+        return self._shelf is not None and self._shelf.may_hold(_ANY_ROOM)
+
     def _outdated(self, id: int, note: bytes) -> bool:
         """The sample was stored anew since it was cached; nobody gets the old one again."""
         assert self._shelf is not None
@@ -114,20 +147,6 @@ class CachedReader(Reader):
             return False
         self._shelf.spoil(id)
         return True
-
-    def _fetch(self, id: int) -> Sample:
-        reader, shelf = self._reader, self._shelf
-        keep = shelf is not None and shelf.may_hold(_ANY_ROOM)
-        stamp = reader.stamp(id) if keep else b""  # before the bytes: were they newer, the next look would tell
-        before = reader.requested()
-        sample = reader.read(id)
-        after = reader.requested()
-        asked = after - before if after else sum(len(v) for v in sample.values() if type(v) is bytes)
-        self._row.add(misses=1, read_bytes=asked)
-        if keep:
-            assert shelf is not None
-            shelf.put(id, *_packed(sample, stamp))
-        return sample
 
     def requested(self) -> int:
         return self._reader.requested()

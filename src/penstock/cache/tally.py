@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 
 from penstock.slots import anonymous
 
-__all__ = ["Counts", "Tally"]
+__all__ = ["ROW_BYTES", "Counts", "Row", "Tally"]
 
-_ROW_BYTES = 64
+ROW_BYTES = 64
 """A cache line, or writers would slow each other down."""
 
 
@@ -40,23 +40,23 @@ class Tally:
     """So many rows; closed when nobody holds it. `descriptor` stays the caller's."""
 
     def __init__(self, descriptor: int, rows: int) -> None:
-        self._map = mmap.mmap(descriptor, rows * _ROW_BYTES)
+        self._map = mmap.mmap(descriptor, rows * ROW_BYTES)
         self._words = memoryview(self._map).cast("Q")
         self._rows = rows
 
     @staticmethod
     def create(rows: int) -> int:
         """The descriptor of a tally in which all is 0."""
-        return anonymous(rows * _ROW_BYTES)
+        return anonymous(rows * ROW_BYTES)
 
     def row(self, number: int) -> Row:
         """The row of one process."""
-        first = number * _ROW_BYTES // 8
+        first = number * ROW_BYTES // 8
         return Row(self._words[first : first + len(_NAMES)])
 
     def total(self) -> Counts:
         """All rows added up."""
-        width = _ROW_BYTES // 8
+        width = ROW_BYTES // 8
         return Counts(*(sum(self._words[column::width]) for column in range(len(_NAMES))))
 
 

@@ -154,6 +154,37 @@ int32_t ps_arena_get(shelf *s, int64_t id, uint64_t sizes, uint8_t *data, uint8_
     return first ? FIRST : DONE;
 }
 
+/* Finds a sample without copying it: into result[0] its word, into [1] where its bytes begin in the data file, into [2]
+ * its sizes. Who has read it there asks `ps_arena_still` whether that was the sample. Outcomes as of `get`. */
+int32_t ps_arena_look(shelf *s, int64_t id, uint64_t *result) {
+    uint64_t found = atomic_load_explicit(entry(s, id), memory_order_acquire);
+    if (!whole(s, found)) return ABSENT;
+    const uint8_t *at = s->data + PLACE(found);
+    header stored;
+    memcpy(&stored, at, sizeof stored);
+    uint64_t size = SIZE(stored.sizes), noted = NOTED(stored.sizes);
+    uint8_t bit = (uint8_t)(1u << (id & 7)), *met = s->met + (id >> 3);
+    int first = !(*met & bit), good = size <= ROOM(found) && sizeof stored + size + noted <= ROOM(found);
+    if (good && (first || ++s->hits % VERIFY_EVERY == 0)) {
+        const uint8_t *data = at + sizeof stored;
+        good = checksum(data + size, noted, checksum(data, size, 0)) == stored.sum;
+    }
+    atomic_thread_fence(memory_order_acquire);
+    if (atomic_load_explicit(entry(s, id), memory_order_relaxed) != found || !whole(s, found)) return ABSENT;
+    if (!good) return spoil(s, id, found);
+    *met |= bit;
+    result[0] = found, result[1] = PLACE(found) + sizeof stored, result[2] = stored.sizes;
+    s->tally[HITS]++;
+    s->tally[HIT_BYTES] += size;
+    return first ? FIRST : DONE;
+}
+
+/* What `ps_arena_look` found as this word has been there all the time. */
+int32_t ps_arena_still(const shelf *s, int64_t id, uint64_t found) {
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(entry(s, id), memory_order_relaxed) == found && whole(s, found);
+}
+
 /* So much room in the data file, or UINT64_MAX. */
 static uint64_t allocate(shelf *s, uint64_t size) {
     uint64_t used = atomic_load(s->head + USED);
