@@ -16,7 +16,7 @@ PUBLIC = {
     *("Loader", "DataLoader", "lower", "Pipe"),
     *("files", "tars", "parquet", "arrays", "dataset", "source"),
     *("PenstockError", "GraphError", "LaneError", "MissingExtraError", "OptionError", "SampleError"),
-    *("SourceError", "StalledError", "StateError"),
+    *("SourceError", "StalledError", "StateError", "DiagnosisError"),
 }
 HEAVY = "numpy", "torch", "PIL", "pyarrow", "fsspec", "soundfile", "rich"
 PACKAGE = Path(ps.__file__).parent.parent

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
     from penstock.errors import (
+        DiagnosisError,
         GraphError,
         LaneError,
         MissingExtraError,
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "penstock.errors": (
+        "DiagnosisError",
         "GraphError",
         "LaneError",
         "MissingExtraError",
@@ -63,6 +65,7 @@ __all__ = [  # noqa: RUF022 - sorted by what they are
     "dataset",
     "source",
     "PenstockError",
+    "DiagnosisError",
     "GraphError",
     "LaneError",
     "MissingExtraError",
