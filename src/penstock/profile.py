@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from penstock.errors import DiagnosisError
 
-__all__ = ["Evidence", "Operator", "PrepPoint", "Profile", "ReadPoint", "Split"]
+__all__ = ["BatchPoint", "Evidence", "Operator", "PrepPoint", "Profile", "ReadPoint", "Split"]
 
 VERSION = 1
 
@@ -46,6 +46,14 @@ class ReadPoint:
     readers: int
     samples_per_s: float
     bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class BatchPoint:
+    """G with another number of samples in a batch: replayed batches, cut."""
+
+    batch_samples: int
+    samples_per_s: float
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,8 @@ class Profile:
     # the rates
     gpu_samples_per_s: float
     """G: the step alone, on batches that are replayed."""
+    gpu_batches: tuple[BatchPoint, ...]
+    """G at other batch sizes, and at this one; empty where batches cannot be cut."""
     step_cpu_s: float
     """CPU seconds of the training process for each of these steps, over all its threads."""
     prep_samples_per_s: float
