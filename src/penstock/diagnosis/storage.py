@@ -1,0 +1,94 @@
+"""Fetching alone: from storage with caches dropped (S), and from memory (C). Whether it was so, counters say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from penstock.diagnosis.children import Task, Turnout, crew
+from penstock.diagnosis.reads import Reads, read_pieces
+from penstock.profile import Evidence, ReadPoint
+
+__all__ = ["Fetching", "drop", "measure"]
+
+_PHASE_S = 10.0
+"""At most, for reading with one number of readers."""
+_COLD = 0.95
+"""The share of the bytes that a device must have read for them to have been cold."""
+_WARM = 0.01
+"""The share up to which data count as in memory: a page of code may have been read meanwhile."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """S or C at several numbers of readers; `points` is empty where it could not be measured."""
+
+    points: tuple[ReadPoint, ...]
+    cpu_s: float | None
+    """For each sample, with the loader's own number of readers."""
+    evidence: Evidence | None
+    as_meant: bool | None
+    """Cold, for S; in memory, for C; None where no counter tells."""
+
+
+def drop(paths: Iterable[str]) -> None:
+    """Have the kernel forget what it caches of these files; pages that others map, or that are dirty, it keeps."""
+    for path in paths:
+        with suppress(OSError):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fdatasync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+def measure(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: Sequence[int], cold: bool) -> Fetching:
+    """Fetch the samples; the first number of readers is the loader's own. `fetch` makes what fetches a sample by its
+    id, where the data set has that apart from preparing; else its files are read."""
+    shares = _shares(len(reads.ids), len(readers))
+    turnouts = []
+    if not cold:
+        _turnout(reads, fetch, readers[0], range(len(reads.ids)))
+    for count, (start, stop) in zip(readers, shares, strict=True):
+        if cold:
+            drop(reads.files)
+        turnouts.append(_turnout(reads, fetch, count, range(start, stop)))
+    own = turnouts[0]
+    points = [
+        ReadPoint(count, done.items / done.seconds, done.bytes / done.seconds)
+        for count, done in zip(readers, turnouts, strict=True)
+        if done.items and _as_meant(done, cold) is not False
+    ]
+    evidence = Evidence(own.bytes, own.device_bytes, "/proc/PID/io" if own.device_bytes is not None else "")
+    cpu = own.cpu_s / own.items if own.items else None
+    return Fetching(tuple(points), cpu, evidence, _as_meant(own, cold))
+
+
+def _turnout(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: int, items: Sequence[int]) -> Turnout:
+    if fetch is None:
+        return crew(readers, lambda: lambda item: read_pieces(reads.samples[item]), items, _PHASE_S)
+
+    def make() -> Task[int]:
+        task = fetch()
+        return lambda item: task(reads.ids[item])
+
+    return crew(readers, make, items, _PHASE_S)
+
+
+def _shares(samples: int, points: int) -> list[tuple[int, int]]:
+    """Different samples for each number of readers: below the kernel, something may cache too. Half for the first."""
+    if samples < 8 * points:
+        return [(0, samples)] * points
+    first = samples // 2 if points > 1 else samples
+    rest = (samples - first) // max(1, points - 1)
+    return [(0, first), *((first + i * rest, first + (i + 1) * rest) for i in range(points - 1))]
+
+
+def _as_meant(done: Turnout, cold: bool) -> bool | None:
+    if done.device_bytes is None or not done.bytes:
+        return None
+    share = done.device_bytes / done.bytes
+    return share >= _COLD if cold else share <= _WARM
