@@ -165,6 +165,8 @@ class Profile:
     copy_s: float | None
     """Seconds that copying a batch from host to device takes; None without a GPU."""
     copy_bytes_per_s: float | None
+    resident_samples_per_s: float | None
+    """G without these copies: the step on batches that lie on the device already; None where it cannot take them."""
     read_amplification: float | None
     """Bytes from the device over bytes that samples needed, while the script's loop ran."""
     waits_s: tuple[float, ...]
