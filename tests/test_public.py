@@ -14,6 +14,7 @@ import penstock as ps
 
 PUBLIC = {
     *("Loader", "DataLoader", "lower", "Pipe"),
+    "diagnose",
     *("files", "tars", "parquet", "arrays", "dataset", "source"),
     *("PenstockError", "GraphError", "LaneError", "MissingExtraError", "OptionError", "SampleError"),
     *("SourceError", "StalledError", "StateError", "DiagnosisError"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
+    from penstock.diagnosis import diagnose
     from penstock.errors import (
         DiagnosisError,
         GraphError,
@@ -47,6 +48,7 @@ _WHERE = {
         "StateError",
     ),
     "penstock.dataloader": ("DataLoader",),
+    "penstock.diagnosis": ("diagnose",),
     "penstock.loader": ("Loader",),
     "penstock.lowering": ("lower",),
     "penstock.pipe": ("Pipe", "arrays", "dataset", "files", "parquet", "source", "tars"),
@@ -64,6 +66,7 @@ __all__ = [  # noqa: RUF022 - sorted by what they are
     "arrays",
     "dataset",
     "source",
+    "diagnose",
     "PenstockError",
     "DiagnosisError",
     "GraphError",

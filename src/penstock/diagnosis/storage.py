@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ __all__ = ["Fetching", "drop", "measure"]
 
 _PHASE_S = 10.0
 """At most, for reading with one number of readers."""
+_MEMORY_READS = 4096
 _COLD = 0.95
 """The share of the bytes that a device must have read for them to have been cold."""
 _WARM = 0.01
@@ -48,14 +50,15 @@ def drop(paths: Iterable[str]) -> None:
 def measure(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: Sequence[int], cold: bool) -> Fetching:
     """Fetch the samples; the first number of readers is the loader's own. `fetch` makes what fetches a sample by its
     id, where the data set has that apart from preparing; else its files are read."""
-    shares = _shares(len(reads.ids), len(readers))
     turnouts = []
+    everything = range(len(reads.ids))
     if not cold:
-        _turnout(reads, fetch, readers[0], range(len(reads.ids)))
-    for count, (start, stop) in zip(readers, shares, strict=True):
+        _turnout(reads, fetch, readers[0], everything)
+    shares = _shares(everything, len(readers)) if cold else [_repeated(everything)] * len(readers)
+    for count, items in zip(readers, shares, strict=True):
         if cold:
             drop(reads.files)
-        turnouts.append(_turnout(reads, fetch, count, range(start, stop)))
+        turnouts.append(_turnout(reads, fetch, count, items))
     own = turnouts[0]
     points = [
         ReadPoint(count, done.items / done.seconds, done.bytes / done.seconds)
@@ -78,13 +81,18 @@ def _turnout(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: int, 
     return crew(readers, make, items, _PHASE_S)
 
 
-def _shares(samples: int, points: int) -> list[tuple[int, int]]:
+def _shares(items: Sequence[int], points: int) -> list[Sequence[int]]:
     """Different samples for each number of readers: below the kernel, something may cache too. Half for the first."""
-    if samples < 8 * points:
-        return [(0, samples)] * points
-    first = samples // 2 if points > 1 else samples
-    rest = (samples - first) // max(1, points - 1)
-    return [(0, first), *((first + i * rest, first + (i + 1) * rest) for i in range(points - 1))]
+    if len(items) < 8 * points or points == 1:
+        return [items] * points
+    first = len(items) // 2
+    rest = (len(items) - first) // (points - 1)
+    return [items[:first], *(items[first + i * rest : first + (i + 1) * rest] for i in range(points - 1))]
+
+
+def _repeated(items: Sequence[int]) -> Sequence[int]:
+    """As many as take long beside the start of a process."""
+    return list(itertools.islice(itertools.cycle(items), max(len(items), _MEMORY_READS)))
 
 
 def _as_meant(done: Turnout, cold: bool) -> bool | None:
