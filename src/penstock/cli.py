@@ -58,7 +58,45 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print one reading as JSON and end")
     top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between readings (default: 1)")
     top.set_defaults(command=_top)
+    _add_diagnose(commands.add_parser("diagnose", help="tell where the time of a training script goes"))
     return parser
+
+
+def _add_diagnose(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs a PyTorch training script as it is, measures its loader, its step and its storage one at a time, "
+        "and says what it waits for and what would help. The script is ended when all is measured: what it trains "
+        "meanwhile is to be thrown away."
+    )
+    parser.add_argument("script", help="the script, or with -m the module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="the script's own")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
+    parser.add_argument("--steps", type=int, default=50, metavar="N", help="steps of each phase (default: 50)")
+    parser.add_argument(
+        "--skip", type=int, default=0, metavar="N", help="steps that pass first, such as an epoch that fills caches"
+    )
+    parser.add_argument(
+        "--loader",
+        type=int,
+        metavar="N",
+        help="diagnose the Nth loader that is iterated, from 0 (default: that trains)",
+    )
+    parser.add_argument(
+        "--continue", dest="keep_on", action="store_true", help="let the script go on afterwards, from a new epoch"
+    )
+    for name, what in (
+        ("profile", "what was measured, for `penstock what-if`"),
+        ("json", "the findings too, for programs"),
+        ("html", "a page with plots"),
+    ):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
+    parser.set_defaults(command=_diagnose)
+
+
+def _diagnose(options: argparse.Namespace) -> None:
+    from penstock.diagnosis import command
+
+    command.run(options)
 
 
 def _demo(options: argparse.Namespace) -> None:

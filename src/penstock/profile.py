@@ -101,7 +101,8 @@ class Profile:
     memory_bytes: int
     """Memory that they may use together: the machine's, or the cgroup's limit."""
     cache_bytes: int | None
-    """How much of the data can be cached now: the loader's cache, else what memory leaves to the page cache."""
+    """How much of the data can be cached now: the loader's cache, else what memory leaves to the page cache; None where the
+    size of the data is not known."""
     gpu: str | None
     """The GPU's name; None where the step runs on the CPU."""
     gpus: int

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch.optim.optimizer
 import torch.utils.data
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from penstock.diagnosis.machine import Machine
 from penstock.diagnosis.outcome import profile_of
@@ -59,7 +59,7 @@ class Conductor:
         """Iterating a loader goes through here."""
         kinds: tuple[Any, ...] = (torch.utils.data.DataLoader, Loader)
         originals = [kind.__iter__ for kind in kinds]
-        hook = torch.optim.optimizer.register_optimizer_step_post_hook(self._stepped)
+        hook = register_optimizer_step_post_hook(self._stepped)
         for kind, original in zip(kinds, originals, strict=True):
             kind.__iter__ = self._replacement(original)
         try:

@@ -46,7 +46,7 @@ class _Outcome:
             ranks=here().on_host,
             cores=machine.cores,
             memory_bytes=machine.memory_bytes,
-            cache_bytes=machine.free_bytes,
+            cache_bytes=machine.free_bytes if self._dataset_bytes() else None,
             gpu=machine.gpu,
             gpus=machine.gpus,
             dataset_samples=target.dataset_samples,
@@ -55,7 +55,7 @@ class _Outcome:
             overlapped=target.overlapped,
             prefetch_batches=target.prefetch_batches,
             sample_bytes=found.reads.sample_bytes,
-            dataset_bytes=target.dataset_bytes(found.reads.sample_bytes),
+            dataset_bytes=self._dataset_bytes(),
             batch_bytes=found.batch_bytes,
             gpu_samples_per_s=found.replay.samples_per_s,
             gpu_batches=self._batch_points(found.replay),
@@ -92,6 +92,9 @@ class _Outcome:
             notes=(*found.notes, *self._notes()),
         )
 
+    def _dataset_bytes(self) -> float | None:
+        return self.target.dataset_bytes(self.measured.reads.sample_bytes if self.measured.reads else None)
+
     def _batch_points(self, replay: Loop) -> tuple[BatchPoint, ...]:
         points = self.measured.batch_points
         return (*points, BatchPoint(self.measured.batch_samples, replay.samples_per_s)) if points else ()
@@ -104,6 +107,8 @@ class _Outcome:
         step = _mean(found.watch.steps_s)
         compute = min(step, _mean(found.replay.steps_s))
         warm = min(step, max(compute, _mean(found.warm.steps_s))) if found.warm else compute
+        if not self._read_a_device(found.watch):
+            warm = step  # or it was the machine's noise
         fetch = step - warm
         thrashing = max(0.0, step - max(warm, self._ideal_s())) if self._steady() else 0.0
         thrashing = min(fetch, thrashing)
@@ -113,11 +118,16 @@ class _Outcome:
         """Fetching a batch where as much as memory holds is cached and never evicted: equation 1 of the paper."""
         found = self.measured
         storage, memory = _own_point(found.storage), _own_point(found.memory)
-        size = self.target.dataset_bytes(found.reads.sample_bytes if found.reads else None)
+        size = self._dataset_bytes()
         if storage is None or memory is None or not size:
             return float("inf")
         cached = min(1.0, self.machine.free_bytes / size)
         return found.batch_samples * (cached / memory.samples_per_s + (1 - cached) / storage.samples_per_s)
+
+    def _read_a_device(self, loop: Loop) -> bool:
+        """Something of what the loop needed did not come from memory, or that is not known."""
+        read, evidence = loop.counted.device_bytes, self._watch_evidence(loop)
+        return read is None or read > (0.01 * evidence.requested_bytes if evidence else 0)
 
     def _steady(self) -> bool:
         """An epoch had passed before the watch: until then every sample has to be read once, whatever the cache."""
@@ -169,6 +179,8 @@ class _Outcome:
             yield "whether caches were cold while S was measured is not known: no counter tells"
         if found.memory is not None and found.memory.as_meant is False:
             yield "C is not given: the data did not stay in memory while it was measured"
+        if found.storage is not None and not self._dataset_bytes():
+            yield "how large the data set is, is not known; predictions take all of it to be cached"
         if not self._steady():
             yield "no whole epoch had passed before the watch (--skip): what was evicted from caches cannot be told"
 

@@ -57,10 +57,11 @@ class Reads:
         return not self.problem
 
 
-def look(open_fetch: Callable[[], Callable[[int], object]], ids: Sequence[int]) -> Reads:
-    """Fetch samples in a child and see what is read; `open_fetch` is called there first."""
+def look(open_fetch: Callable[[], Callable[[int], object]], ids: Sequence[int], stream: bool = False) -> Reads:
+    """Fetch samples in a child and see what is read; `open_fetch` is called there first. A stream gives samples in
+    turn, whatever their ids, until it ends."""
     try:
-        return apart(lambda: _Onlooker().look(open_fetch, ids))
+        return apart(lambda: _Onlooker(stream).look(open_fetch, ids))
     except DiagnosisError as error:
         return Reads((), (), (), None, f"fetching a sample in a process of its own failed: {error}")
 
@@ -86,10 +87,11 @@ class _Enough(BaseException):
 class _Onlooker:
     """In a child of its own: an audit hook cannot be taken off again."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: bool) -> None:
+        self._stream = stream
         self._opened: list[str] = []
         self._stop = False
-        prefixes = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), "/proc", "/sys", "/dev", "/etc"}
+        prefixes = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), "/proc", "/sys", "/etc"}
         self._not_data = tuple(f"{os.path.realpath(prefix)}{os.sep}" for prefix in prefixes)
 
     def look(self, open_fetch: Callable[[], Callable[[int], object]], ids: Sequence[int]) -> Reads:
@@ -101,14 +103,18 @@ class _Onlooker:
         paths: list[list[str]] = []
         sizes: list[int] = []
         for id in ids:
-            if len(seen) >= _CLOSE_LOOK and (time.monotonic() > deadline or _single(paths, sizes)):
+            late = time.monotonic() > deadline
+            if len(seen) >= _CLOSE_LOOK and (late or (not self._stream and _single(paths, sizes))):
                 break
-            opened, nbytes = self._fetch(fetch, id)
+            try:
+                opened, nbytes = self._fetch(fetch, id)
+            except StopIteration:
+                break
             seen.append(id)
             paths.append(opened)
             sizes.append(nbytes)
         if _single(paths, sizes):
-            more = self._names(fetch, ids[len(seen) :], deadline)
+            more = {} if self._stream else self._names(fetch, ids[len(seen) :], deadline)
             return _whole_files([*seen, *more], [*paths, *([path] for path in more.values())])
         return self._parts(seen, paths, sizes)
 

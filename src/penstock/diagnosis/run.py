@@ -61,8 +61,7 @@ def _run(script: str, module: bool, conductor: Conductor) -> None:
     except Exception as error:
         if conductor.finish_early():
             return
-        trace = _script_part(error.__traceback__, script)
-        traceback.print_exception(type(error), error, trace)
+        traceback.print_exception(type(error), error, _script_part(error.__traceback__))
         raise ScriptError(f"{script} failed, as shown above; {_so_far(conductor)}", 1) from None
 
 
@@ -74,14 +73,17 @@ def _status(error: SystemExit) -> int:
     return 1
 
 
-def _script_part(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """The traceback from the script's own frame on, as if nothing had run it."""
-    at = trace
-    while at is not None:
-        if Path(at.tb_frame.f_code.co_filename).name == Path(script).name:
-            return at
-        at = at.tb_next
+def _script_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's own frame on, as if nothing had run it; none where it could not be compiled."""
+    while trace is not None and not _of_runpy(trace):
+        trace = trace.tb_next
+    while trace is not None and _of_runpy(trace):
+        trace = trace.tb_next
     return trace
+
+
+def _of_runpy(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_globals.get("__name__") == "runpy"
 
 
 def _ended_early(conductor: Conductor) -> str:

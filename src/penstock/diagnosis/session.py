@@ -216,7 +216,7 @@ class Session:
         measured.batch_samples = max(rows(batch) or 0 for batch in self._kept) or target.batch_samples
         count = self._lead + self._count + max(target.prefetch_batches, target.workers)
         target.choose(count, count)
-        reads = measured.reads = look(target.fetcher, target.ids(_MOST_SAMPLES))
+        reads = measured.reads = look(target.fetcher, target.ids(_MOST_SAMPLES), target.stream)
         self._keep_in_memory(reads, count)
         measured.prep = self._drain(None, self._count)
         measured.prep_points = self._prep_points(measured.prep)
@@ -229,7 +229,11 @@ class Session:
             if fit < count:
                 self.target.choose(count, max(1, fit))
                 self._note(f"P was measured with {max(1, fit)} different batches, as many as memory holds for sure")
-        if reads.known and set(reads.ids) >= set(self.target.ids(count * self.target.batch_samples)):
+        if (
+            reads.known
+            and not self.target.stream
+            and set(reads.ids) >= set(self.target.ids(count * self.target.batch_samples))
+        ):
             for pieces in reads.samples:
                 read_pieces(pieces)
         else:

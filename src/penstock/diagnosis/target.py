@@ -43,6 +43,8 @@ class Target(ABC):
     overlapped: bool = False
     fetches_apart: bool
     """Samples can be fetched without being prepared."""
+    stream: bool = False
+    """Samples come in turn and have no ids."""
 
     @abstractmethod
     def own(self) -> Batches:
@@ -114,7 +116,7 @@ class _TorchTarget(Target):
     def __init__(self, loader: torch.utils.data.DataLoader[Any], original: _OriginalIter) -> None:
         self._loader = loader
         self._original = original
-        self._streams = loader._dataset_kind == torch.utils.data._DatasetKind.Iterable
+        self.stream = loader._dataset_kind == torch.utils.data._DatasetKind.Iterable
         self._indices: list[Any] = []
         self._count = 0
         self.name = f"{_kind(loader)} over {type(loader.dataset).__name__}"
@@ -129,7 +131,7 @@ class _TorchTarget(Target):
 
     def choose(self, batches: int, distinct: int) -> None:
         self._count = batches
-        if self._streams:
+        if self.stream:
             return
         indices = list(itertools.islice(iter(self._loader._index_sampler), distinct))
         if self._loader.batch_sampler is not None and indices:
@@ -149,7 +151,7 @@ class _TorchTarget(Target):
         loader = copy.copy(self._loader)
         state = loader.__dict__
         state.update(_iterator=None, persistent_workers=False)
-        if not self._streams:
+        if not self.stream:
             state["sampler" if self._loader.batch_sampler is None else "batch_sampler"] = _Repeated(self._indices)
         if workers is not None and workers != self.workers:
             factor = self._loader.prefetch_factor or 2
@@ -158,7 +160,7 @@ class _TorchTarget(Target):
         return loader
 
     def ids(self, most: int) -> list[int]:
-        if self._streams:
+        if self.stream:
             return list(range(most))
         known = [index for indices in self._indices for index in (indices if _is_list(indices) else [indices])]
         distinct = list(dict.fromkeys(known))
@@ -167,7 +169,7 @@ class _TorchTarget(Target):
 
     def fetcher(self) -> Callable[[int], object]:
         dataset: Any = self._loader.dataset
-        if self._streams:
+        if self.stream:
             stream = iter(dataset)
             return lambda id: next(stream)
         fetch: Callable[[int], object] = dataset.fetch if self.fetches_apart else dataset.__getitem__
@@ -182,13 +184,13 @@ class _TorchTarget(Target):
         return sample_bytes * self.dataset_samples if known else None  # type: ignore[operator]
 
     def parts(self) -> Parts | None:
-        return None if self._streams else _TorchParts(self._loader, self.fetches_apart)
+        return None if self.stream else _TorchParts(self._loader, self.fetches_apart)
 
     def _samples(self) -> int | None:
         """Of an epoch over all ranks."""
         loader = self._loader
         try:
-            if self._streams:
+            if self.stream:
                 return len(loader.dataset)  # type: ignore[arg-type]
             sampler: Any = loader.sampler if loader.batch_size is not None else loader._index_sampler
             if isinstance(sampler, DistributedSampler):
