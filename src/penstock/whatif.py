@@ -1,6 +1,6 @@
 """What a measured training would reach on other hardware: a profile and a setup in, a prediction out. Runs nothing.
 
-    setup = as_measured(profile)
+    setup = as_it_is(profile)
     predict(profile, replace(setup, cores=16, workers=16)).samples_per_s
 
 The cache is one that never evicts. Rates are those of one rank, as in the profile; `total_samples_per_s` is all ranks'.
@@ -16,18 +16,23 @@ from typing import Literal
 from penstock import cost
 from penstock.errors import DiagnosisError
 from penstock.profile import BatchPoint, Profile, ReadPoint, Split
+from penstock.units import bytes_text
 
 __all__ = [
+    "Case",
     "Limit",
     "Prediction",
     "Setup",
-    "as_measured",
+    "as_it_is",
     "cache_needed_bytes",
     "cached_share",
     "cores_needed",
+    "never_evicting",
+    "outlook",
     "predict",
     "remote",
     "split",
+    "with_cores",
     "workers_needed",
 ]
 
@@ -52,8 +57,8 @@ class Setup:
     """For all ranks."""
     workers: int
     """Of each rank."""
-    cache_bytes: float | None
-    """For the data set, on the host; None: all of it is cached."""
+    cached_share: float
+    """Of the data set, in a cache that never evicts; on the host, for all ranks."""
     batch_samples: int
     gpu_factor: float = 1.0
     """How many times as fast as the measured one."""
@@ -69,7 +74,6 @@ class Prediction:
     """What a setup reaches, and what holds it."""
 
     setup: Setup
-    cached_share: float
     gpu_samples_per_s: float
     """G."""
     prep_samples_per_s: float
@@ -90,15 +94,36 @@ class Prediction:
         return self.samples_per_s * self.setup.ranks
 
 
-def as_measured(profile: Profile) -> Setup:
-    """The setup that the profile was measured on."""
-    return Setup(profile.ranks, profile.cores, profile.workers, profile.cache_bytes, profile.batch_samples)
+def as_it_is(profile: Profile) -> Setup:
+    """What the profile was measured on, with the share cached that was seen to come from memory while the loop ran.
+
+    A page cache that evicts what is still needed serves less than it could hold, and in a first epoch nothing yet.
+    """
+    seen = profile.watch_evidence
+    if seen is not None and seen.device_bytes is not None and seen.requested_bytes:
+        share = max(0.0, 1 - seen.device_bytes / seen.requested_bytes)
+    elif profile.dataset_bytes and profile.cache_bytes is not None:
+        share = cached_share(profile, profile.cache_bytes)
+    else:
+        share = 1.0
+    return Setup(profile.ranks, profile.cores, profile.workers, share, profile.batch_samples)
 
 
-def cached_share(profile: Profile, cache_bytes: float | None) -> float:
+def never_evicting(profile: Profile) -> Setup:
+    """The same with a cache that never evicts, as large as memory allows now."""
+    now = as_it_is(profile)
+    if profile.cache_bytes is None or not profile.dataset_bytes:
+        return now
+    return replace(now, cached_share=cached_share(profile, profile.cache_bytes))
+
+
+def with_cores(setup: Setup, cores: float) -> Setup:
+    """Other cores, and as many workers as each rank then has cores, unless there are more already."""
+    return replace(setup, cores=cores, workers=max(setup.workers, int(cores / setup.ranks)) if setup.workers else 0)
+
+
+def cached_share(profile: Profile, cache_bytes: float) -> float:
     """The share of the data set that a cache holds."""
-    if cache_bytes is None or profile.storage_samples_per_s is None:
-        return 1.0
     if not profile.dataset_bytes:
         raise DiagnosisError(
             f"{profile.script}: the profile does not say how large the data set is (a stream, or one that cannot be "
@@ -112,7 +137,6 @@ def predict(profile: Profile, setup: Setup) -> Prediction:
     rates = _Rates(profile, setup)
     return Prediction(
         setup=setup,
-        cached_share=rates.cached_share,
         gpu_samples_per_s=rates.gpu,
         prep_samples_per_s=rates.prep_now,
         fetch_samples_per_s=rates.fetch,
@@ -128,8 +152,7 @@ class _Rates:
 
     def __init__(self, profile: Profile, setup: Setup) -> None:
         self.profile, self.setup = profile, setup
-        self.cached_share = cached_share(profile, setup.cache_bytes)
-        self.uncached_share = 1.0 - self.cached_share
+        self.uncached_share = 1.0 - setup.cached_share
         self.cores = setup.cores / setup.ranks
         self.gpu = _gpu_per_s(profile, setup.batch_samples) * setup.gpu_factor
         self.step_cpu_s = profile.step_cpu_s / profile.batch_samples
@@ -146,12 +169,15 @@ class _Rates:
         if self.storage is None:
             return None
         memory_per_s = self.memory(self.readers) if self.memory else math.inf
-        return cost.fetch_per_s(memory_per_s, self.storage(self.readers), self.cached_share)
+        return cost.fetch_per_s(memory_per_s, self.storage(self.readers), self.setup.cached_share)
 
     def least(self) -> float:
         """min(F, P, G), with a GPU lane's help where there is one."""
-        lane_per_s, lane_cost = self.setup.lane_samples_per_s, self.setup.lane_cost
-        return min(cost.assisted_per_s(self.gpu, self.prep_now, lane_per_s, lane_cost), self.fetch or math.inf)
+        return min(self._assisted(self.prep_now), self.fetch or math.inf)
+
+    def _assisted(self, prep_per_s: float) -> float:
+        """What G and preparing at that rate reach together with the GPU lane, if there is one."""
+        return cost.assisted_per_s(self.gpu, prep_per_s, self.setup.lane_samples_per_s, self.setup.lane_cost)
 
     def _slack(self) -> float:
         profile, workers = self.profile, self.setup.workers
@@ -164,7 +190,7 @@ class _Rates:
         if self.setup.workers == 0:
             return self._inline_per_s()
         if self.setup.lane_samples_per_s:
-            return self.least()
+            return min(self._assisted(self._data_per_s(self.cores)), self.fetch or math.inf)
         return cost.shared_cores_per_s(self._on_cores, self.cores, self.step_cpu_s)
 
     def _on_cores(self, cores: float) -> float:
@@ -298,16 +324,15 @@ def _read_curve(
 
 
 def cache_needed_bytes(profile: Profile, setup: Setup) -> float | None:
-    """The smallest cache that removes the fetch stall; None where storage was not measured."""
+    """The smallest cache that removes the fetch stall; None where storage or the data set's size is not known."""
     if profile.storage_samples_per_s is None or not profile.dataset_bytes:
         return None
-    size = profile.dataset_bytes
 
     def enough(share: float) -> bool:
-        return predict(profile, replace(setup, cache_bytes=share * size)).samples_per_s >= target
+        return predict(profile, replace(setup, cached_share=share)).samples_per_s >= target
 
-    target = ENOUGH * predict(profile, replace(setup, cache_bytes=size)).samples_per_s
-    return size * _smallest_share(enough)
+    target = ENOUGH * predict(profile, replace(setup, cached_share=1.0)).samples_per_s
+    return profile.dataset_bytes * _smallest_share(enough)
 
 
 def _smallest_share(enough: Callable[[float], bool]) -> float:
@@ -327,7 +352,7 @@ def workers_needed(profile: Profile, setup: Setup) -> int | None:
 
 def cores_needed(profile: Profile, setup: Setup) -> int | None:
     """The fewest cores for all ranks, a worker on each, that remove the prep stall of data in memory."""
-    ranks, everything = setup.ranks, replace(setup, cache_bytes=None)
+    ranks, everything = setup.ranks, replace(setup, cached_share=1.0)
     each = _fewest(lambda cores: _keeps_up(profile, replace(everything, cores=cores * ranks, workers=cores)))
     return None if each is None else each * ranks
 
@@ -353,10 +378,38 @@ def _fewest(enough: Callable[[int], bool]) -> int | None:
 
 def split(profile: Profile, setup: Setup) -> Split:
     """The stall split of a step that the setup would have; a cache that never evicts thrashes nothing."""
-    found, warm = predict(profile, setup), predict(profile, replace(setup, cache_bytes=None))
+    found, warm = predict(profile, setup), predict(profile, replace(setup, cached_share=1.0))
     compute_s = setup.batch_samples / found.gpu_samples_per_s
     warm_s = max(compute_s, setup.batch_samples / warm.samples_per_s)
     return Split(compute_s, warm_s - compute_s, max(0.0, setup.batch_samples / found.samples_per_s - warm_s), 0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A setup that somebody asks about, with its prediction."""
+
+    label: str
+    prediction: Prediction
+
+
+def outlook(profile: Profile) -> list[Case]:
+    """What one would ask first: as it is, a cache that never evicts, and each part twice as fast or as large."""
+    now, kept = as_it_is(profile), never_evicting(profile)
+    asked = {"as it is": now}
+    if profile.storage_samples_per_s is not None and profile.dataset_bytes and profile.cache_bytes is not None:
+        asked[f"cache of {bytes_text(profile.cache_bytes)}, never evicting"] = kept
+        needed = cache_needed_bytes(profile, kept) or 0.0
+        if needed > profile.cache_bytes:
+            share = cached_share(profile, needed)
+            asked[f"cache of {bytes_text(needed)}, never evicting"] = replace(kept, cached_share=share)
+        asked["disk 2x"] = replace(now, storage_factor=2.0)
+    if now.workers:
+        asked[f"{2 * now.workers} workers"] = replace(now, workers=2 * now.workers)
+        asked[f"{2 * now.cores:g} cores, a worker on each"] = with_cores(now, 2 * now.cores)
+    asked["GPU 2x"] = replace(now, gpu_factor=2.0)
+    if now.ranks * 2 <= profile.gpus:
+        asked[f"{2 * now.ranks} GPUs"] = replace(now, ranks=2 * now.ranks)
+    return [Case(label, predict(profile, setup)) for label, setup in asked.items()]
 
 
 @dataclass(frozen=True)
@@ -371,7 +424,7 @@ class Remote:
     local_first_epoch_s: float
     local_epoch_s: float
     pays_from_epochs: int | None
-    """From this many epochs on downloading first takes less time in all; None: never."""
+    """Trained for so many epochs or more, downloading first takes less time in all; None: never."""
 
 
 def remote(profile: Profile, setup: Setup, remote_bytes_per_s: float, download_bytes_per_s: float) -> Remote:
@@ -390,7 +443,7 @@ def remote(profile: Profile, setup: Setup, remote_bytes_per_s: float, download_b
     )
 
     def epochs_s(source: Profile) -> tuple[float, float]:
-        cold = predict(source, replace(setup, cache_bytes=0.0)).total_samples_per_s
+        cold = predict(source, replace(setup, cached_share=0.0)).total_samples_per_s
         later = predict(source, setup).total_samples_per_s
         return (source.dataset_samples or 0) / cold, (source.dataset_samples or 0) / later
 
