@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.diagnosis.ranks import here
@@ -12,7 +13,6 @@ from penstock.diagnosis.session import Settings
 from penstock.errors import DiagnosisError
 from penstock.profile import Profile
 from penstock.report.document import diagnosis_json
-
 from penstock.report.page import diagnosis_page
 from penstock.report.text import diagnosis_text
 
@@ -42,11 +42,11 @@ def _check_writable(path: Path | None) -> None:
 
 def _show(profile: Profile, options: argparse.Namespace) -> None:
     print(diagnosis_text(profile), end="")
-    written = (
-        (options.profile, lambda: profile.to_json()),
-        (options.json, lambda: diagnosis_json(profile)),
-        (options.html, lambda: diagnosis_page(profile)),
+    renderings: tuple[tuple[Path | None, Callable[[Profile], str]], ...] = (
+        (options.profile, Profile.to_json),
+        (options.json, diagnosis_json),
+        (options.html, diagnosis_page),
     )
-    for path, content in written:
+    for path, render in renderings:
         if path is not None:
-            path.write_text(content())
+            path.write_text(render(profile))

@@ -215,7 +215,7 @@ class Session:
         measured.batch_bytes = max(map(nbytes, self._kept))
         measured.batch_samples = max(rows(batch) or 0 for batch in self._kept) or target.batch_samples
         count = self._lead + self._count + max(target.prefetch_batches, target.workers)
-        target.choose(count, count)
+        target.choose(count)
         reads = measured.reads = look(target.fetcher, target.ids(_MOST_SAMPLES), target.stream)
         self._keep_in_memory(reads, count)
         measured.prep = self._drain(None, self._count)
@@ -227,7 +227,7 @@ class Session:
         if reads.sample_bytes:
             fit = int(_MEMORY_SHARE * self.machine.free_bytes / (reads.sample_bytes * self.target.batch_samples))
             if fit < count:
-                self.target.choose(count, max(1, fit))
+                self.target.choose(max(1, fit))
                 self._note(f"P was measured with {max(1, fit)} different batches, as many as memory holds for sure")
         if (
             reads.known

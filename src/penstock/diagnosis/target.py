@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.utils.data
@@ -51,12 +51,12 @@ class Target(ABC):
         """The next epoch, as the script gets it."""
 
     @abstractmethod
-    def choose(self, batches: int, distinct: int) -> None:
-        """Choose what `chosen` yields: so many batches, `distinct` of them different."""
+    def choose(self, batches: int) -> None:
+        """Choose what `chosen` yields: so many batches, if an epoch has as many."""
 
     @abstractmethod
     def chosen(self, workers: int | None = None) -> contextlib.AbstractContextManager[Batches]:
-        """The chosen batches, the same each time, from so many workers (the loader's own number)."""
+        """The chosen batches over and over, from so many workers (the loader's own number)."""
 
     @abstractmethod
     def ids(self, most: int) -> list[int]:
@@ -100,16 +100,13 @@ def target_of(loader: object, original: _OriginalIter | None = None) -> Target |
 
 
 class _Repeated:
-    """A sampler of the same indices each time, with none to come after: batches ahead of the last are asked for too."""
+    """A sampler of the same indices over and over."""
 
     def __init__(self, indices: Sequence[Any]) -> None:
         self._indices = indices
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
+        return itertools.cycle(self._indices)
 
 
 class _TorchTarget(Target):
@@ -118,7 +115,6 @@ class _TorchTarget(Target):
         self._original = original
         self.stream = loader._dataset_kind == torch.utils.data._DatasetKind.Iterable
         self._indices: list[Any] = []
-        self._count = 0
         self.name = f"{_kind(loader)} over {type(loader.dataset).__name__}"
         self.workers = loader.num_workers
         self.batch_samples = loader.batch_size or 1
@@ -129,22 +125,25 @@ class _TorchTarget(Target):
     def own(self) -> Batches:
         return iter(self._original(self._loader))
 
-    def choose(self, batches: int, distinct: int) -> None:
-        self._count = batches
+    def choose(self, batches: int) -> None:
         if self.stream:
             return
-        indices = list(itertools.islice(iter(self._loader._index_sampler), distinct))
-        if self._loader.batch_sampler is not None and indices:
-            self.batch_samples = max(map(len, indices))  # the last of an epoch may be smaller
-        self._indices = list(itertools.islice(itertools.cycle(indices), batches))
+        self._indices = list(itertools.islice(iter(self._loader._index_sampler), batches))
+        if self._loader.batch_sampler is not None and self._indices:
+            self.batch_samples = max(map(len, self._indices))  # the last of an epoch may be smaller
 
     @contextlib.contextmanager
     def chosen(self, workers: int | None = None) -> Iterator[Batches]:
-        batches = itertools.islice(self._original(self._copy(workers)), self._count)
+        batches = self._endless(self._copy(workers))
         try:
             yield batches
         finally:
-            del batches  # its workers end with it
+            batches.close()  # the workers end with it
+
+    def _endless(self, loader: Any) -> Generator[Any, None, None]:
+        """A stream ends, and is begun again."""
+        while True:
+            yield from self._original(loader)
 
     def _copy(self, workers: int | None) -> Any:
         """The loader with another sampler and number of workers; torch does not let these be set."""
@@ -253,7 +252,7 @@ class _PenstockTarget(Target):
         self._loader = loader
         self._original = original
         self._graph: Graph = loader._graph
-        self._count = self._distinct = 0
+        self._chosen = 0
         assert self._graph.batch is not None
         source = self._graph.source
         self.name = f"penstock.Loader over {type(source).__name__.lower()}"
@@ -266,8 +265,8 @@ class _PenstockTarget(Target):
     def own(self) -> Batches:
         return iter(self._original(self._loader))
 
-    def choose(self, batches: int, distinct: int) -> None:
-        self._count, self._distinct = batches, min(distinct, len(self._loader))
+    def choose(self, batches: int) -> None:
+        self._chosen = min(batches, len(self._loader))
 
     @contextlib.contextmanager
     def chosen(self, workers: int | None = None) -> Iterator[Batches]:
@@ -285,15 +284,13 @@ class _PenstockTarget(Target):
 
     def _repeated(self, loader: Loader) -> Batches:
         """The first batches of one epoch, again and again."""
-        epoch, left = loader._epoch, self._count
-        while left:
+        epoch = loader._epoch
+        while True:
             loader.set_epoch(epoch)
-            for batch in itertools.islice(self._original(loader), min(left, self._distinct)):
-                left -= 1
-                yield batch
+            yield from itertools.islice(self._original(loader), self._chosen)
 
     def ids(self, most: int) -> list[int]:
-        count = min(len(self._graph.source), self._distinct * self.batch_samples)
+        count = min(len(self._graph.source), self._chosen * self.batch_samples)
         option = self._loader.options
         first = range(count)
         order = native.order(option.seed, self._loader._epoch, len(self._graph.source), list(first))
