@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainings import PHOTOS, Disk, Samples, diagnose, plain
+from benchmarks.throttled import Disk, Samples
+from tests.trainings import PHOTOS, diagnose, plain
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import penstock as ps
@@ -167,7 +167,7 @@ for batch, in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
     model(batch).sum().backward()
     optimizer.step()
 """
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = diagnose(tmp_path, script, launcher=run)
     assert done.status == 0, done.err
     assert done.out.count("Where the time goes") == 1

@@ -1,24 +1,19 @@
-"""Training scripts that know nothing of Penstock, and storage whose speed is known."""
+"""Training scripts that know nothing of Penstock, and how they are diagnosed."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import Dataset
-
 import penstock
 
-__all__ = ["Disk", "Outcome", "Samples", "command", "diagnose", "plain"]
+__all__ = ["PHOTOS", "Outcome", "diagnose", "plain"]
 
 SOURCES = str(Path(penstock.__file__).parent.parent)
 
@@ -114,21 +109,16 @@ class Outcome:
     profile: dict[str, Any] | None
 
 
-def command(*arguments: object) -> list[str]:
-    """Run as a program; -X importtime and the like are not wanted here, warnings of the script are its own."""
-    return [sys.executable, "-m", "penstock.cli", *map(str, arguments)]
-
-
 def diagnose(
     folder: Path, script: str, *own: object, options: Sequence[object] = (), launcher: Sequence[str] = ()
 ) -> Outcome:
     """Write the script into a folder and diagnose it there, with few steps."""
     path, saved = folder / "train.py", folder / "profile.json"
     path.write_text(script)
-    line = command("diagnose", "--steps", 4, "--profile", saved, *options, path, "--", *own)
+    line = ["-m", "penstock.cli", "diagnose", "--steps", 4, "--profile", saved, *options, path, "--", *own]
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*launcher, *line[1:]] if launcher else line,
+        [sys.executable, *launcher, *map(str, line)],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -138,58 +128,3 @@ def diagnose(
     )
     profile = json.loads(saved.read_text()) if saved.exists() else None
     return Outcome(done.returncode, done.stdout, done.stderr, profile)
-
-
-class Disk:
-    """Reads files at a rate that is known where the page cache does not hold them, for all processes together."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._rate = bytes_per_s
-        self._free_at = multiprocessing.Value("d", 0.0)
-
-    def read(self, path: str) -> bytes:
-        """The whole file."""
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            data = bytearray(os.fstat(fd).st_size)
-            if not _cached(fd, data):
-                self._wait(len(data))
-                os.preadv(fd, [data], 0)
-            return bytes(data)
-        finally:
-            os.close(fd)
-
-    def _wait(self, nbytes: int) -> None:
-        with self._free_at.get_lock():
-            self._free_at.value = max(self._free_at.value, time.monotonic()) + nbytes / self._rate
-            until = self._free_at.value
-        time.sleep(max(0.0, until - time.monotonic()))
-
-
-def _cached(fd: int, data: bytearray) -> bool:
-    """Filled from the page cache alone."""
-    try:
-        return os.preadv(fd, [data], 0, os.RWF_NOWAIT) == len(data)
-    except BlockingIOError:
-        return False
-
-
-class Samples(Dataset[tuple[torch.Tensor, int]]):
-    """Files on such a disk, each prepared in a time that is known."""
-
-    def __init__(self, folder: Path, disk: Disk, prep_s: float) -> None:
-        self._paths = sorted(map(str, folder.iterdir()))
-        self._disk = disk
-        self._prep_s = prep_s
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def fetch(self, index: int) -> bytes:
-        """What a sample needs from storage."""
-        return self._disk.read(self._paths[index])
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        head = bytearray(self.fetch(index)[:64])
-        time.sleep(self._prep_s)
-        return torch.frombuffer(head, dtype=torch.uint8), index
