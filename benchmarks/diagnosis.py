@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import itertools
 import os
 import random
@@ -35,6 +36,7 @@ from benchmarks.throttled import Disk, Samples, limited
 from penstock.diagnosis import diagnose
 from penstock.diagnosis.conduct import Conductor
 from penstock.diagnosis.session import Settings
+from penstock.diagnosis.storage import drop
 from penstock.profile import Profile
 from penstock.whatif import as_it_is, predict
 
@@ -54,8 +56,8 @@ WITHIN_TRUTH, WITHIN_PREDICTION, WITHIN_OVERHEAD = 0.05, 0.04, 0.02
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
 WORKERS = (1, 2, 3)
 DIAGNOSED_WORKERS = 2
-BATCH, SIDE, CHANNELS = 16, 160, 40
-DISK_BYTES_PER_S = 16_000_000
+BATCH, SIDE, CHANNELS = 16, 160, 52
+DISK_BYTES_PER_S = 25_000_000
 MEMORY_BYTES = 3 << 30
 
 
@@ -125,8 +127,6 @@ class Photographs(Dataset[tuple[torch.Tensor, int]]):
     @contextlib.contextmanager
     def _open(self, index: int) -> Iterator[Any]:
         if index in self._held:
-            import io
-
             yield io.BytesIO(self._held[index])
             return
         with self._paths[index].open("rb") as file:
@@ -170,7 +170,7 @@ def trained(request: Measured) -> Measured:
     """The rate of the training with a share of the files cached."""
     root = Path(request["root"])
     data = Photographs(root, request["share"])
-    harness_drop(root)
+    drop(map(str, root.rglob("*.jpg")))
     with limited(root, DISK_BYTES_PER_S, MEMORY_BYTES):
         loader = DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=request["workers"], drop_last=True)
         training = Training()
@@ -180,13 +180,6 @@ def trained(request: Measured) -> Measured:
             training.step(batch)
         seconds = begun[-1] - begun[request["settle"]]
     return {"samples_per_s": BATCH * (len(begun) - 1 - request["settle"]) / seconds}
-
-
-def harness_drop(root: Path) -> None:
-    """Have nothing of the folder in the page cache."""
-    from penstock.diagnosis.storage import drop
-
-    drop(map(str, root.rglob("*.jpg")))
 
 
 def _truth_line(row: Row) -> tuple[str, ...]:

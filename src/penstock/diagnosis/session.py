@@ -261,7 +261,7 @@ class Session:
         cores = max(1, self.machine.cores // here().on_host)
         for workers in sorted({1, cores} - rates.keys()):
             try:
-                rates[workers] = self._drain(workers, max(8, self._count // 4)).samples_per_s
+                rates[workers] = self._drain(workers, max(8, self._count // 2)).samples_per_s
             except Exception as error:  # a data set may not work in workers, if the script has none
                 self._note(f"P with {workers} workers could not be measured: {type(error).__name__}: {error}")
         one = rates.get(1, own.samples_per_s / max(1, min(self.target.workers, cores)))
