@@ -19,6 +19,7 @@ from penstock.cost import (
     curve,
     epochs_until_cheaper,
     fetch_per_s,
+    saturating,
     shared_cores_per_s,
     variation,
 )
@@ -193,6 +194,18 @@ def test_the_cheaper_way_is_cheaper_from_that_epoch_on_and_not_before(a: int, b:
     else:
         assert cheaper(epochs)
         assert epochs == 1 or not cheaper(epochs - 1)
+
+
+@given(rates, st.floats(0.1, 1.0), st.floats(0.1, 1.0), st.floats(0.0, 20.0), st.floats(1.0, 2.0))
+def test_what_saturates_lies_between_the_straight_line_and_proportion(
+    one: float, second: float, third: float, readers: float, more: float
+) -> None:
+    points = [(1.0, one), (4.0, one * (1 + 3 * second)), (8.0, one * (1 + 3 * second) * (1 + third))]
+    per_s = saturating(points)
+    assert curve(points)(readers) <= per_s(readers) * CLOSE
+    assert per_s(readers) <= min(readers * one, points[-1][1]) * CLOSE
+    assert per_s(readers) <= per_s(readers * more) * CLOSE
+    assert [per_s(count) for count, _ in points] == pytest.approx([rate for _, rate in points])
 
 
 def test_a_curve_is_straight_between_points_and_level_after_the_last() -> None:

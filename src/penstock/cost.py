@@ -27,6 +27,7 @@ __all__ = [
     "curve",
     "epochs_until_cheaper",
     "fetch_per_s",
+    "saturating",
     "shared_cores_per_s",
     "variation",
 ]
@@ -37,6 +38,8 @@ Curve = Callable[[float], float]
 _CHANCE = 0.7
 """How far from even to exponential the times of reading and preparing samples are, as `alternating_per_s` says."""
 
+_ROUND = 4.0
+"""How sharply a device goes over from growing to full."""
 _HALVINGS = 60
 _SLACK_MOST = 1e4
 """A buffer as good as endless; keeps powers within what a float holds."""
@@ -70,6 +73,26 @@ def curve(points: Sequence[tuple[float, float]]) -> Curve:
             if workers <= right:
                 return low + (high - low) * max(0.0, workers - left) / (right - left) if right > left else high
         return knots[-1][1]
+
+    return rate
+
+
+def saturating(points: Sequence[tuple[float, float]]) -> Curve:
+    """As `curve`, for what grows in proportion until it is used up, as storage does.
+
+    Between two points it lies above the straight line: at what as many readers come to at the earlier point's rate of
+    each, rounded off at the later point's rate.
+    """
+    straight = curve(points)
+    knots = sorted(points)
+
+    def rate(readers: float) -> float:
+        after = next((index for index, (count, _) in enumerate(knots) if count >= readers), None)
+        if after is None or after == 0 or readers <= 0:
+            return straight(readers)
+        count, _ = knots[after - 1]
+        alone, full = straight(count) * readers / count, straight(knots[after][0])
+        return max(straight(readers), (alone**-_ROUND + full**-_ROUND) ** (-1 / _ROUND))
 
     return rate
 

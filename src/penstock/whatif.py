@@ -202,19 +202,20 @@ class _Rates:
         left = max(cores, 1e-3)
 
         def prep(workers: float) -> float:
-            return self.prep(workers) * min(1.0, left / max(min(workers, self.cores), 1e-9))
+            busy = min(workers, self.cores)  # beyond the cores, workers only fill each other's gaps
+            return self.prep(workers) * self.prep(min(busy, left)) / self.prep(busy) if workers > 0 else 0.0
 
         if self.fetch is None or self.storage is None or self.profile.overlapped:
             return min(prep(self.setup.workers), self.fetch or math.inf)
-        reading_s = self.uncached_share * self._memory_read_s()
+        return cost.alternating_per_s(self.setup.workers, prep, self._beyond_memory, self.uncached_share)
 
-        def prep_alone(workers: float) -> float:
-            per_s = prep(workers)
-            if per_s <= 0:
-                return 0.0
-            return 1.0 / max(1.0 / per_s - reading_s / min(workers, self.cores), 0.05 / per_s)
-
-        return cost.alternating_per_s(self.setup.workers, prep_alone, self.storage, self.uncached_share)
+    def _beyond_memory(self, readers: float) -> float:
+        """Reads per second from storage, as far as they take longer than from memory: those seconds are in P."""
+        assert self.storage is not None
+        per_s = self.storage(readers)
+        if per_s <= 0:
+            return 0.0
+        return 1.0 / max(1.0 / per_s - self._memory_read_s() / readers, 1e-3 / per_s)
 
     def _memory_read_s(self) -> float:
         """Seconds of a worker that reading a sample from memory takes: P has them in it, for every sample."""
@@ -319,7 +320,9 @@ def _read_curve(
         return None
     rates = {point.readers: point.samples_per_s for point in points}
     rates[max(1, profile.workers)] = own_per_s
-    host = cost.curve([(profile.ranks * readers, profile.ranks * per_s * factor) for readers, per_s in rates.items()])
+    host = cost.saturating(
+        [(profile.ranks * readers, profile.ranks * per_s * factor) for readers, per_s in rates.items()]
+    )
     return lambda readers: host(setup.ranks * readers) / setup.ranks
 
 

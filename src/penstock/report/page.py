@@ -18,7 +18,7 @@ __all__ = ["diagnosis_page"]
 _STYLE = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,"Segoe UI",Helvetica,Arial,sans-serif;
--webkit-text-size-adjust:100%}
+-webkit-text-size-adjust:100%;overflow-wrap:anywhere}
 main{max-width:1180px;margin:0 auto;padding:32px 20px 48px}
 h1{font-size:27px;line-height:1.25;margin:0 0 4px;letter-spacing:-.01em}
 h2{font-size:17px;margin:0 0 12px}

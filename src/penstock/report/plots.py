@@ -153,11 +153,11 @@ def waiting(profile: Profile) -> str | None:
         Axis(f"step of those observed{together}", 0.0, float(count)),
         Axis("milliseconds", 0.0, top),
     )
-    gap = 0.12 * each
-    plot.bars(
-        [(left + gap, right - gap, 0.0, step - wait) for left, right, step, wait in columns], "compute", "computing"
-    )
-    plot.bars([(left + gap, right - gap, step - wait, step) for left, right, step, wait in columns], "wait", "waiting")
+    bars = [
+        (left + 0.12 * (right - left), right - 0.12 * (right - left), step, wait) for left, right, step, wait in columns
+    ]
+    plot.bars([(left, right, 0.0, step - wait) for left, right, step, wait in bars], "compute", "computing")
+    plot.bars([(left, right, step - wait, step) for left, right, step, wait in bars], "wait", "waiting")
     return plot.text()
 
 
