@@ -92,7 +92,8 @@ def saturating(points: Sequence[tuple[float, float]]) -> Curve:
             return straight(readers)
         count, _ = knots[after - 1]
         alone, full = straight(count) * readers / count, straight(knots[after][0])
-        return max(straight(readers), (alone**-_ROUND + full**-_ROUND) ** (-1 / _ROUND))
+        rounded: float = (alone**-_ROUND + full**-_ROUND) ** (-1 / _ROUND)
+        return max(straight(readers), rounded)
 
     return rate
 
