@@ -66,7 +66,7 @@ def profile(**changes: Any) -> Profile:
         copy_s=0.003,
         copy_bytes_per_s=50e9,
         resident_samples_per_s=2460.0,
-        read_amplification=1.2,
+        read_amplification=0.75,
         waits_s=tuple(max(0.0, step - batch_samples / gpu) for step in steps_s),
         steps_s=steps_s,
         gpu_steps_s=tuple(batch_samples / gpu * (1 + 0.01 * (-1) ** step) for step in range(64)),
