@@ -31,6 +31,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks import harness, photos
+from benchmarks.bystanders import Bystanders, undisturbed
 from benchmarks.harness import Measured, Row
 from benchmarks.throttled import Disk, Samples, limited
 from penstock.diagnosis import diagnose
@@ -44,9 +45,9 @@ PARTS = ("truth", "overhead", "real")
 
 # truth: seconds of a step of 16 samples, seconds to prepare one, bytes per second
 TRUTHS = {
-    "the step is slowest": (0.200, 0.012, 40e6),
-    "preparing is slowest": (0.060, 0.020, 40e6),
-    "the disk is slowest": (0.080, 0.010, 10e6),
+    "the step is slowest": (0.120, 0.008, 40e6),
+    "preparing is slowest": (0.040, 0.012, 40e6),
+    "the disk is slowest": (0.060, 0.008, 10e6),
     "all within 10%": (0.080, 0.0105, 20e6),
 }
 TRUTH_FILES, FILE_BYTES = 1200, 100_000
@@ -162,8 +163,9 @@ def diagnosed(request: Measured) -> Measured:
         loader = DataLoader(
             Photographs(root, 0.0), batch_size=BATCH, shuffle=True, num_workers=DIAGNOSED_WORKERS, drop_last=True
         )
+        others = Bystanders()
         profile = diagnose(loader, Training().step, steps=request["steps"])
-    return {"profile": profile.to_json()}
+    return {"profile": profile.to_json(), "others_cores": others.cores()}
 
 
 def trained(request: Measured) -> Measured:
@@ -175,11 +177,13 @@ def trained(request: Measured) -> Measured:
         loader = DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=request["workers"], drop_last=True)
         training = Training()
         begun: list[float] = []
+        others = Bystanders()
         for batch in itertools.islice(loader, request["settle"] + request["steps"] + 1):
             begun.append(time.perf_counter())
             training.step(batch)
         seconds = begun[-1] - begun[request["settle"]]
-    return {"samples_per_s": BATCH * (len(begun) - 1 - request["settle"]) / seconds}
+        rate = BATCH * (len(begun) - 1 - request["settle"]) / seconds
+        return {"samples_per_s": rate, "others_cores": others.cores()}
 
 
 def _truth_line(row: Row) -> tuple[str, ...]:
@@ -195,7 +199,7 @@ def _truth_line(row: Row) -> tuple[str, ...]:
 
 def _truths(options: argparse.Namespace) -> int:
     rows = [Row(name) for name in TRUTHS]
-    request = {"steps": 4 if options.quick else 50}
+    request = {"steps": 4 if options.quick else 30}
     run = "benchmarks.diagnosis:truth"
     harness.alternate(
         rows,
@@ -233,20 +237,24 @@ def _overheads(options: argparse.Namespace) -> int:
 
 def _reals(options: argparse.Namespace) -> int:
     root = photos.class_folders(options.photos, 256 if options.quick else 4000)
-    steps, settle = (4, 4) if options.quick else (160, 40)
+    steps, settle = (4, 4) if options.quick else (120, 30)
     profile_row = Row("diagnosis")
     rows = [Row(f"{workers} workers, {share:.0%} cached") for workers in WORKERS for share in SHARES]
     points = dict(zip((row.name for row in rows), itertools.product(WORKERS, SHARES), strict=True))
 
     def run(row: Row) -> Measured:
         request: Measured = {"root": str(root), "steps": steps, "settle": settle}
-        if row is profile_row:
+        name = "diagnosed"
+        if row is not profile_row:
+            name = "trained"
+            request["workers"], request["share"] = points[row.name]
+
+        def measure() -> Measured:
             return harness.measure(
-                "benchmarks.diagnosis:diagnosed", request, cores=options.cores, timeout=options.timeout
+                f"benchmarks.diagnosis:{name}", request, cores=options.cores, timeout=options.timeout
             )
-        workers, share = points[row.name]
-        request |= {"workers": workers, "share": share}
-        return harness.measure("benchmarks.diagnosis:trained", request, cores=options.cores, timeout=options.timeout)
+
+        return measure() if options.quick else undisturbed(measure)
 
     rounds = 1 if options.quick else options.rounds
     harness.alternate([profile_row], 1, run)

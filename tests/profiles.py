@@ -52,6 +52,7 @@ def profile(**changes: Any) -> Profile:
         storage_bytes_per_s=storage * 110e3,
         memory_cpu_s=0.0001,
         storage_cpu_s=0.0002,
+        storage_wait_s=None,
         memory=(ReadPoint(1, 9_000.0, 9_000 * 110e3), ReadPoint(8, 60_000.0, 60_000 * 110e3)),
         storage=(ReadPoint(1, 300.0, 300 * 110e3), ReadPoint(8, storage, storage * 110e3)),
         rate_samples_per_s=rate,

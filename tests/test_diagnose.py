@@ -173,6 +173,7 @@ for batch, in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
     assert done.out.count("Where the time goes") == 1
     assert done.profile is not None
     assert (done.profile["ranks"], done.profile["dataset_samples"]) == (2, 400)
+    assert any("over 2 ranks" in note for note in done.profile["notes"])
 
 
 def test_rates_are_near_the_truth(files: Path) -> None:
@@ -204,6 +205,17 @@ def test_a_penstock_loader_is_diagnosed_operator_by_operator(photos: Path) -> No
     size = sum(path.stat().st_size for path in photos.rglob("*.jpg"))
     assert profile.dataset_bytes == pytest.approx(size, rel=0.2)  # from the samples that were looked at
     assert profile.memory_samples_per_s is not None
+
+
+def test_copies_to_a_device_are_measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stand-in for one: memory is copied to the host's own."""
+    monkeypatch.setattr("penstock.diagnosis.session._device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    loader = DataLoader(TensorDataset(torch.zeros(80, 1000)), batch_size=4)
+    profile = ps.diagnose(loader, lambda batch: None, steps=4)
+    assert profile.copy_s is not None
+    assert profile.copy_bytes_per_s == pytest.approx(16_000 / profile.copy_s)
+    assert profile.resident_samples_per_s is not None
 
 
 class _Stream(IterableDataset[torch.Tensor]):

@@ -101,8 +101,8 @@ class Profile:
     memory_bytes: int
     """Memory that they may use together: the machine's, or the cgroup's limit."""
     cache_bytes: int | None
-    """How much of the data can be cached now: the loader's cache, else what memory leaves to the page cache; None where the
-    size of the data is not known."""
+    """How much of the data can be cached now: the loader's cache, else what memory leaves to the page cache; None where
+    the size of the data is not known."""
     gpu: str | None
     """The GPU's name; None where the step runs on the CPU."""
     gpus: int
@@ -150,6 +150,9 @@ class Profile:
     """CPU seconds of fetching a sample from memory; P has them in it."""
     storage_cpu_s: float | None
     """CPU seconds of fetching a sample from storage."""
+    storage_wait_s: float | None
+    """How long one reader waits for a sample that it asks for half as often as storage could give it. Below 1 / S where
+    storage makes up for pauses: one that is limited to a rate by whoever lends it, or that reads ahead."""
     memory: tuple[ReadPoint, ...]
     """C at other numbers of readers."""
     storage: tuple[ReadPoint, ...]

@@ -207,12 +207,13 @@ class _Rates:
 
         if self.fetch is None or self.storage is None or self.profile.overlapped:
             return min(prep(self.setup.workers), self.fetch or math.inf)
-        return cost.alternating_per_s(self.setup.workers, prep, self._beyond_memory, self.uncached_share)
+        alternating = cost.alternating_per_s(self.setup.workers, prep, self._beyond_memory, self.uncached_share)
+        return min(alternating, self.fetch)
 
     def _beyond_memory(self, readers: float) -> float:
         """Reads per second from storage, as far as they take longer than from memory: those seconds are in P."""
         assert self.storage is not None
-        per_s = self.storage(readers)
+        per_s = self.storage(readers) * _haste(self.profile)
         if per_s <= 0:
             return 0.0
         return 1.0 / max(1.0 / per_s - self._memory_read_s() / readers, 1e-3 / per_s)
@@ -225,7 +226,9 @@ class _Rates:
         """The training process reads, prepares and trains in turn."""
         seconds = 1 / self.prep_now + 1 / self.gpu
         if self.storage is not None:
-            seconds += self.uncached_share * max(0.0, 1 / self.storage(1) - self._memory_read_s())
+            seconds += self.uncached_share * max(
+                0.0, 1 / (self.storage(1) * _haste(self.profile)) - self._memory_read_s()
+            )
         return 1 / seconds
 
     def limit(self) -> Limit:
@@ -324,6 +327,14 @@ def _read_curve(
         [(profile.ranks * readers, profile.ranks * per_s * factor) for readers, per_s in rates.items()]
     )
     return lambda readers: host(setup.ranks * readers) / setup.ranks
+
+
+def _haste(profile: Profile) -> float:
+    """How many times as fast storage gives a sample to a reader that pauses as to one that does not."""
+    alone = [point.samples_per_s for point in profile.storage if point.readers == 1]
+    if not alone or not profile.storage_wait_s:
+        return 1.0
+    return max(1.0, 1.0 / (profile.storage_wait_s * alone[0]))
 
 
 def cache_needed_bytes(profile: Profile, setup: Setup) -> float | None:

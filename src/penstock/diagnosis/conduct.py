@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.utils.data
@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from penstock.diagnosis.machine import Machine
 from penstock.diagnosis.outcome import profile_of
+from penstock.diagnosis.ranks import gathered
 from penstock.diagnosis.session import Measured, Session, Settings
 from penstock.diagnosis.target import Batches, target_of
 from penstock.loader import Loader
@@ -115,7 +116,8 @@ class Conductor:
 
     def _finish(self, measured: Measured, machine: Machine) -> None:
         assert self.session is not None
-        self.profile = profile_of(self._script, self.session.target, measured, machine)
+        found = profile_of(self._script, self.session.target, measured, machine)
+        self.profile = replace(found, notes=(*found.notes, *_spread(found)))
         if not self._settings.keep_on:
             raise Finished
 
@@ -126,6 +128,14 @@ class Conductor:
             session.measured.notes.append(f"the script failed while {session.phase}; nothing else depends on that")
             self.profile = profile_of(self._script, session.target, session.measured, session.machine)
         return self.profile is not None
+
+
+def _spread(profile: Profile) -> Iterator[str]:
+    """The rates are those of rank 0; how far the others' are from them."""
+    rates = gathered((profile.gpu_samples_per_s, profile.prep_samples_per_s, profile.rate_samples_per_s))
+    if len(rates) > 1:
+        spans = [f"{min(values):,.0f} to {max(values):,.0f}" for values in zip(*rates, strict=True)]
+        yield f"samples/s over {len(rates)} ranks: G {spans[0]}, P {spans[1]}, end to end {spans[2]}"
 
 
 class _Pass(Iterator[Any]):

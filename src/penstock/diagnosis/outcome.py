@@ -70,6 +70,7 @@ class _Outcome:
             storage_bytes_per_s=storage.bytes_per_s if storage else None,
             memory_cpu_s=found.memory.cpu_s if found.memory and memory else None,
             storage_cpu_s=found.storage.cpu_s if found.storage and storage else None,
+            storage_wait_s=found.storage.wait_s if found.storage and storage else None,
             memory=found.memory.points if found.memory else (),
             storage=found.storage.points if found.storage else (),
             rate_samples_per_s=found.watch.samples_per_s,

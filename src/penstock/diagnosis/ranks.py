@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Ranks", "here"]
+import torch.distributed as dist
+
+__all__ = ["Ranks", "gathered", "here"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,15 @@ def here() -> Ranks:
         _number(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
     )
     return Ranks(rank, world, local)
+
+
+def gathered(value: Any) -> list[Any]:
+    """Each rank's value, where the script has joined its ranks; every rank asks at the same point."""
+    if not dist.is_available() or not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _number(name: str, default: int) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.diagnosis.children import Task, Turnout, crew
+from penstock.diagnosis.children import Task, Turnout, apart, crew
 from penstock.diagnosis.reads import Reads, read_pieces
 from penstock.profile import Evidence, ReadPoint
 
@@ -17,6 +18,8 @@ __all__ = ["Fetching", "drop", "measure"]
 _PHASE_S = 10.0
 """At most, for reading with one number of readers."""
 _ATTEMPTS = 3
+_PACED = 200
+"""Samples that a reader with pauses reads."""
 _MEMORY_READS = 4096
 _COLD = 0.95
 """The share of the bytes that a device must have read for them to have been cold."""
@@ -31,6 +34,8 @@ class Fetching:
     points: tuple[ReadPoint, ...]
     cpu_s: float | None
     """For each sample, with the loader's own number of readers."""
+    wait_s: float | None
+    """For each sample of a single reader that pauses as long after it as it takes at best; None for C."""
     evidence: Evidence | None
     as_meant: bool | None
     """Cold, for S; in memory, for C; None where no counter tells."""
@@ -66,7 +71,32 @@ def measure(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: Sequen
     ]
     evidence = Evidence(own.bytes, own.device_bytes, "/proc/PID/io" if own.device_bytes is not None else "")
     cpu = own.cpu_s / own.items if own.items else None
-    return Fetching(tuple(points), cpu, evidence, _as_meant(own, cold))
+    wait_s = _paced(reads, fetch, readers, turnouts) if cold and points else None
+    return Fetching(tuple(points), cpu, wait_s, evidence, _as_meant(own, cold))
+
+
+def _paced(
+    reads: Reads, fetch: Callable[[], Task[int]] | None, readers: Sequence[int], turnouts: Sequence[Turnout]
+) -> float | None:
+    """What one reader waits for a sample, where it does not ask again at once."""
+    alone = turnouts[readers.index(1)]
+    pause_s = alone.seconds / max(1, alone.items)
+    items = range(min(len(reads.ids), _PACED, int(_PHASE_S / max(pause_s, 1e-9)) // 2))
+    if not items:
+        return None
+    drop(reads.files)
+
+    def waits() -> float:
+        task = _task(reads, fetch)()
+        waited = 0.0
+        for item in items:
+            start = time.perf_counter()
+            task(item)
+            waited += time.perf_counter() - start
+            time.sleep(pause_s)
+        return waited / len(items)
+
+    return apart(waits)
 
 
 def _cold_turnout(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: int, items: Sequence[int]) -> Turnout:
@@ -80,14 +110,19 @@ def _cold_turnout(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: 
 
 
 def _turnout(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: int, items: Sequence[int]) -> Turnout:
+    return crew(readers, _task(reads, fetch), items, _PHASE_S)
+
+
+def _task(reads: Reads, fetch: Callable[[], Task[int]] | None) -> Callable[[], Task[int]]:
+    """What makes what fetches a sample by its place among those looked at."""
     if fetch is None:
-        return crew(readers, lambda: lambda item: read_pieces(reads.samples[item]), items, _PHASE_S)
+        return lambda: lambda item: read_pieces(reads.samples[item])
 
     def make() -> Task[int]:
         task = fetch()
         return lambda item: task(reads.ids[item])
 
-    return crew(readers, make, items, _PHASE_S)
+    return make
 
 
 def _shares(items: Sequence[int], points: int) -> list[Sequence[int]]:
