@@ -10,15 +10,12 @@ import json
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT
-from penstock.profile import Profile
-from penstock.report.svg import Axis, Chart, standalone
-from penstock.whatif import Prediction, as_it_is, predict
+from benchmarks.predictions import plots, section
 
 RESULTS = ROOT / "benchmarks" / "results"
 CONTESTS = {"contest-default-2cores": "random resized crop, flip", "contest-rand-2cores": "RandAugment as well"}
@@ -181,71 +178,6 @@ def plain_table(record: Record) -> Iterator[str]:
         yield f"| {row['name']} | " + " | ".join(cells) + " |"
 
 
-def predicted(record: Record) -> list[tuple[Prediction, float]]:
-    """Each setting of the diagnosis benchmark that was measured, as its one profile predicts it, and its rate."""
-    profile = Profile.from_json(record["rows"][0]["samples"][0]["profile"])
-    found = []
-    for row in record["rows"][1:]:
-        workers, share = re.fullmatch(r"(\d+) workers, (\d+)% cached", row["name"]).groups()  # type: ignore[union-attr]
-        if row["samples"]:
-            setup = replace(as_it_is(profile), workers=int(workers), cached_share=int(share) / 100)
-            found.append((predict(profile, setup), spread(row, "samples_per_s")[0]))
-    return found
-
-
-def predictions(record: Record) -> Iterator[str]:
-    """Markdown: each prediction beside what was then measured."""
-    yield "| workers | cached | F | P | G | min(F, P, G) | predicted | measured | off by |"
-    yield "| ---: |" + " ---: |" * 8
-    for one, measured in predicted(record):
-        rates = (one.fetch_samples_per_s or 0.0, one.prep_samples_per_s, one.gpu_samples_per_s, one.least_samples_per_s)
-        cells = [f"{rate:,.0f}" for rate in (*rates, one.samples_per_s, measured)]
-        yield (
-            f"| {one.setup.workers} | {one.setup.cached_share:.0%} | {' | '.join(cells)} "
-            f"| {one.samples_per_s / measured - 1:+.1%} |"
-        )
-
-
-def predictions_plot(record: Record) -> str:
-    """An SVG: predicted lines and measured points, a colour for each number of workers."""
-    profile = Profile.from_json(record["rows"][0]["samples"][0]["profile"])
-    points = predicted(record)
-    top = 1.15 * max(max(measured, one.samples_per_s) for one, measured in points)
-    plot = Chart(
-        "Predicted and measured rate against cache size",
-        "Lines are predicted from one profile, points were measured.",
-        Axis("share of the data cached", 0.0, 1.0, percent=True),
-        Axis("samples/s", 0.0, top),
-    )
-    workers = sorted({one.setup.workers for one, _ in points})
-    for count, colour in zip(workers, ("prep", "best", "thrash"), strict=True):
-        setup = replace(as_it_is(profile), workers=count)
-        line = [(x / 50, predict(profile, replace(setup, cached_share=x / 50)).samples_per_s) for x in range(51)]
-        plot.line(line, colour, f"{count} worker{'s' if count > 1 else ''}, predicted")
-        seen = [(one.setup.cached_share, rate, f"{rate:.0f}") for one, rate in points if one.setup.workers == count]
-        plot.points(seen, colour, "measured")
-    return standalone(plot.text())
-
-
-def diagnosis() -> str:
-    """The section of docs/findings.md."""
-    record = load("diagnosis-real")
-    if record is None:
-        return ""
-    lines = [
-        "One profile of a small network's steps on the CPU, decoded photographs and a disk that the kernel throttles,",
-        "taken with two workers and no cache; then each setting was run",
-        "(`python -m benchmarks.diagnosis --part real`).",
-        "",
-        "![Lines predicted from one profile, and points measured](diagnosis-real.svg)",
-        "",
-        *predictions(record),
-        "",
-        where(record),
-    ]
-    return "\n".join(lines)
-
-
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -261,18 +193,16 @@ def pages() -> dict[Path, str]:
     found = {}
     for path, name, content in (
         (ROOT / "README.md", "measurements", readme()),
+        (ROOT / "docs" / "findings.md", "predictions", section(load("diagnosis-real"))),
         (ROOT / "docs" / "benchmarks.md", "figures", figures()),
-        (ROOT / "docs" / "findings.md", "predictions", diagnosis()),
     ):
         if content:
             found[path] = between(path.read_text(), name, content)
+    found |= {ROOT / "docs" / name: plot for name, plot in plots(load("diagnosis-real")).items()}
     for name, title in CONTESTS.items():
         record = load(name)
         if record is not None:
             found[ROOT / "docs" / f"contest-{name.split('-')[1]}.svg"] = bars(record, title)
-    record = load("diagnosis-real")
-    if record is not None:
-        found[ROOT / "docs" / "diagnosis-real.svg"] = predictions_plot(record)
     return found
 
 
