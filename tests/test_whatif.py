@@ -139,6 +139,28 @@ def test_predictions_agree_with_a_simulation_at_five_caches_and_three_numbers_of
     assert max(errors.values()) < 0.04, errors
 
 
+def test_a_capped_disk_catches_up_while_its_reader_prepares() -> None:
+    """One worker, 600/s to prepare; a disk that is capped at 250/s but answers a single read at once."""
+    capped = profile(
+        workers=1,
+        prefetch_batches=2,
+        prep_samples_per_s=600.0,
+        prep=(PrepPoint(1, 600.0, 1.0),),
+        storage_samples_per_s=250.0,
+        storage=(ReadPoint(1, 250.0, 2.5e7), ReadPoint(2, 250.0, 2.5e7)),
+        storage_wait_s=1 / 5000,
+        memory=(),
+        memory_samples_per_s=None,
+        step_cpu_s=0.0,
+    )
+    setup = replace(as_it_is(capped), cached_share=0.2)
+    found = predict(capped, setup)
+    assert found.samples_per_s == pytest.approx(250 / 0.8, rel=0.01)
+    assert found.limit == "fetch"
+    plain = replace(capped, storage_wait_s=1 / 250)  # one that is no faster for a single read
+    assert predict(plain, setup).samples_per_s == pytest.approx(1 / (1 / 600 + 0.8 / 250), rel=0.01)
+
+
 def test_a_step_on_the_cpu_takes_cores_from_the_workers() -> None:
     whole = profile(
         gpu=None,
