@@ -20,8 +20,8 @@ from penstock.units import bytes_per_s_text, bytes_text, parse_bytes, parse_byte
         ("1.5 TB", 1_500_000_000_000),
         ("64kb", 64_000),
         ("64KiB", 65_536),
-        ("4096", 4096),
-        ("0", 0),
+        ("4096B", 4096),
+        ("0 B", 0),
         (".5MB", 500_000),
     ],
 )
@@ -40,6 +40,7 @@ def test_a_rate_a_share_and_a_factor_are_read() -> None:
     ("parse", "text"),
     [
         (parse_bytes, "24G"),
+        (parse_bytes, "24"),
         (parse_bytes, "-1GB"),
         (parse_bytes, "1e9"),
         (parse_bytes, ""),

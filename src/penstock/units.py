@@ -10,7 +10,6 @@ from penstock.errors import OptionError
 __all__ = ["bytes_per_s_text", "bytes_text", "parse_bytes", "parse_bytes_per_s", "parse_factor", "parse_share"]
 
 _UNITS: dict[str, int] = {
-    "": 1,
     "b": 1,
     **{f"{prefix}b": int(1000**power) for power, prefix in enumerate("kmgtp", 1)},
     **{f"{prefix}ib": int(1024**power) for power, prefix in enumerate("kmgtp", 1)},
@@ -19,11 +18,11 @@ _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)")
 
 
 def parse_bytes(text: str, name: str = "a size") -> int:
-    """ "24GB" is 24 * 10^9 bytes, "24GiB" is 24 * 2^30, "4096" is bytes."""
+    """ "24GB" is 24 * 10^9 bytes, "24GiB" is 24 * 2^30, "4096B" is bytes. A number alone is refused: of what?"""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise OptionError(
-            f"{name} is a number of bytes with a unit, such as 24GB (10^9 bytes each) or 24GiB (2^30), not {text!r}"
+            f"{name} is a number with a unit, such as 24GB (10^9 bytes each) or 24GiB (2^30), not {text!r}"
         )
     return round(float(match[1]) * _UNITS[match[2].lower()])
 
