@@ -1,4 +1,4 @@
-# The benchmarks: `make bench` runs all four; `make bench PENSTOCK_PHOTOS=folder` on photographs of yours.
+# The benchmarks: `make bench` runs them; `make bench PENSTOCK_PHOTOS=folder` on photographs of yours.
 .venv-bench/ready: benchmarks/requirements.txt pyproject.toml hatch_build.py
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install -q -r benchmarks/requirements.txt
@@ -9,7 +9,8 @@
 .PHONY: bench bench-quick
 bench bench-quick: .venv-bench/ready
 	@status=0; \
-	for run in "contest" "contest --augment rand" opaque overhead startup; do \
+	for run in "contest" "contest --augment rand" opaque overhead startup \
+		"diagnosis --part truth" "diagnosis --part overhead"; do \
 		.venv-bench/bin/python -m benchmarks.$$run $(if $(filter bench-quick,$@),--quick) || status=1; \
 	done; \
 	$(if $(filter bench-quick,$@),true,.venv-bench/bin/python -m benchmarks.report) && exit $$status

@@ -123,6 +123,12 @@ def test_a_child_gives_its_result_or_its_error() -> None:
         apart(lambda: os._exit(1))
 
 
+def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.diagnosis.children._PATIENCE_S", 0.3)
+    with pytest.raises(DiagnosisError, match="hung"):
+        apart(lambda: time.sleep(60))
+
+
 def test_a_crew_does_every_item_once(tmp_path: Path) -> None:
     def make() -> Callable[[str], int]:
         def task(name: str) -> int:

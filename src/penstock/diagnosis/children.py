@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import pickle
+import select
 import signal
 import struct
 import sys
@@ -25,6 +26,8 @@ _T = TypeVar("_T")
 _I = TypeVar("_I")
 Task = Callable[[_I], int]
 """Does one thing and returns how many bytes it got."""
+_PATIENCE_S = 120.0
+"""For what takes seconds."""
 _TURN = struct.Struct("=I")
 _MOST_TURNS = 8192
 """Numbers of turns wait in a pipe, which holds 64 KiB."""
@@ -43,7 +46,7 @@ class Turnout:
 
 def apart(function: Callable[[], _T]) -> _T:
     """The function's result, from a child of this process. DiagnosisError says what it raised there."""
-    with _child(function) as answer:
+    with _child(function, _PATIENCE_S) as answer:
         result: _T = _result(answer())
     return result
 
@@ -70,11 +73,9 @@ def crew(size: int, make: Callable[[], Task[_I]], items: Sequence[_I], seconds: 
     os.close(feed)
     with contextlib.ExitStack() as stack:
         try:
-            answers = [stack.enter_context(_child(member)) for _ in range(size)]
+            answers = [stack.enter_context(_child(member, seconds + _PATIENCE_S)) for _ in range(size)]
             os.close(is_ready)
-            waiting = size
-            while waiting and (came := os.read(ready, waiting)):  # nothing comes from one that has failed
-                waiting -= len(came)
+            _read(ready, size, _PATIENCE_S)  # less comes where one has failed
         finally:
             for fd in (opens, turns, ready, gate):
                 os.close(fd)
@@ -102,8 +103,8 @@ def _together(parts: Sequence[tuple[int, float, float, int, float, int | None]])
 
 
 @contextlib.contextmanager
-def _child(function: Callable[[], Any]) -> Any:
-    """A child that runs the function, and a way to wait for what it wrote. It does not outlive the context."""
+def _child(function: Callable[[], Any], limit_s: float) -> Any:
+    """A child that runs the function, and a way to wait so long for its answer. It does not outlive the context."""
     parent = os.getpid()
     answer, write = os.pipe()
     with contextlib.suppress(AttributeError, ValueError, OSError):
@@ -114,11 +115,10 @@ def _child(function: Callable[[], Any]) -> Any:
         if pid == 0:
             _run(function, parent, write)
     os.close(write)
-    file = os.fdopen(answer, "rb")
     try:
-        yield file.read
+        yield lambda: _read(answer, None, limit_s)
     finally:
-        file.close()
+        os.close(answer)
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -147,8 +147,23 @@ def _one_thread() -> None:
         torch.set_num_threads(1)
 
 
+def _read(fd: int, most: int | None, limit_s: float) -> bytes:
+    """What comes until the other end is closed, there is enough, or time is up."""
+    parts: list[bytes] = []
+    deadline = time.monotonic() + limit_s
+    while most is None or sum(map(len, parts)) < most:
+        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return b""
+        part = os.read(fd, 1 << 16)
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts)
+
+
 def _result(answer: bytes) -> Any:
-    result, error = pickle.loads(answer) if answer else (None, "its process died")
+    """A lock that another thread held when the child was forked may keep it for ever."""
+    result, error = pickle.loads(answer) if answer else (None, "its process died, or hung and was ended")
     if error:
         raise DiagnosisError(error)
     return result

@@ -58,6 +58,8 @@ def _run(script: str, module: bool, conductor: Conductor) -> None:
         status = _status(error)
         if status and not conductor.finish_early():
             raise ScriptError(f"{script} ended with status {status}; {_so_far(conductor)}", status) from None
+    except DiagnosisError:  # raised here, while the script waited for a batch
+        raise
     except Exception as error:
         if conductor.finish_early():
             return
