@@ -85,9 +85,16 @@ class Finding:
 
 def findings(profile: Profile) -> list[Finding]:
     """Everything that is found: first what makes figures invalid, then stalls by what they cost, then facts."""
-    found = [finding for find in _FINDERS for finding in find(profile)]
+    found = [_helpful(profile, finding) for find in _FINDERS for finding in find(profile)]
     order: list[Weight] = ["invalid", "stall", "fact"]
     return sorted(found, key=lambda finding: (order.index(finding.weight), -finding.share))
+
+
+def _helpful(profile: Profile, finding: Finding) -> Finding:
+    """Without the remedies that are predicted to bring nothing."""
+    enough = (1 + SMALL) * profile.rate_samples_per_s
+    kept = (remedy for remedy in finding.remedies if remedy.samples_per_s is None or remedy.samples_per_s > enough)
+    return replace(finding, remedies=tuple(kept))
 
 
 def _not_cold(profile: Profile) -> Iterator[Finding]:
@@ -173,7 +180,7 @@ def _prep_bound(profile: Profile) -> Iterator[Finding]:
     if total > 0:
         worst = max(profile.operators, key=lambda operator: operator.s_per_sample)
         evidence["costliest_operator_share"] = worst.s_per_sample / total
-        remedies.append(Remedy(f"make {worst.name} cheaper: it is {worst.s_per_sample / total:.0%} of preparing"))
+        remedies.append(Remedy(f"{worst.name} is {worst.s_per_sample / total:.0%} of preparing: make it cheaper"))
     yield Finding(
         "prep_bound",
         "stall",
@@ -206,11 +213,11 @@ def _fetch_bound(profile: Profile) -> Iterator[Finding]:
         evidence["storage_samples_per_s"] = profile.storage_samples_per_s
         evidence["storage_bytes_per_s"] = profile.storage_bytes_per_s or 0.0
         needed = cache_needed_bytes(profile, never_evicting(profile))
-        if needed is not None and needed > (profile.cache_bytes or 0):
+        if needed:
             evidence["cache_needed_bytes"] = needed
-            kept = (
-                f"a cache of {bytes_text(needed)} that never evicts, instead of {bytes_text(profile.cache_bytes or 0)}"
-            )
+            kept = f"a cache of {bytes_text(needed)} that never evicts"
+            if profile.cache_bytes is not None and needed > profile.cache_bytes:
+                kept += f" (memory leaves {bytes_text(profile.cache_bytes)} now)"
             remedies.append(_remedy(profile, kept, cached_share=cached_share(profile, needed)))
         remedies.append(_remedy(profile, "a disk twice as fast", storage_factor=2.0))
         if not profile.overlapped:

@@ -112,7 +112,7 @@ def by_workers(profile: Profile, checks: Sequence[Check] = ()) -> str | None:
     plot = Chart(
         "Rate against workers",
         f"Predicted with {counts[0]} to {counts[-1]} workers for each rank, on {profile.cores} cores.",
-        Axis(f"workers of each rank, on {profile.cores} cores", 0.0, float(most)),
+        Axis(f"workers of each rank, on {profile.cores} cores", 0.0, float(most), whole=True),
         Axis("samples/s", 0.0, top),
     )
     _level(plot, gpu, top, "compute", "G")
@@ -150,7 +150,7 @@ def waiting(profile: Profile) -> str | None:
     plot = Chart(
         "Waiting, step by step",
         f"{count} observed steps that waited for {sum(profile.waits_s) / sum(profile.steps_s):.0%} of their time.",
-        Axis(f"step of those observed{together}", 0.0, float(count)),
+        Axis(f"step of those observed{together}", 0.0, float(count), whole=True),
         Axis("milliseconds", 0.0, top),
     )
     bars = [

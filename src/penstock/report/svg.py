@@ -53,13 +53,15 @@ class Axis:
     low: float
     high: float
     percent: bool = False
+    whole: bool = False
+    """It counts things: no ticks between whole numbers."""
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from low to high: steps of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float, most: int = 6, least: float = 0.0) -> list[float]:
+    """Round numbers from low to high: steps of 1, 2 or 5 times a power of ten, and no less than the least."""
     if high <= low:
         return [low]
-    rough = (high - low) / most
+    rough = max((high - low) / most, least)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
@@ -156,7 +158,7 @@ class Chart:
             y = self._y(value)
             parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>')
             parts.append(_text(_LEFT - 8, y + 4, _tick(value, self.y), "end"))
-        for value in ticks(self.x.low, self.x.high, 8):
+        for value in ticks(self.x.low, self.x.high, 8, 1.0 if self.x.whole else 0.0):
             x = self._x(value)
             parts.append(f'<path class="axis" d="M{x:.1f} {floor}v5"/>')
             parts.append(_text(x, floor + 19, _tick(value, self.x), "middle"))
