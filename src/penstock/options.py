@@ -39,6 +39,7 @@ class LoaderKeywords(TypedDict, total=False):
     on_error: OnError
     rank: int
     world_size: int
+    lend: bool
     order: Delivery
     start: Start
     prefetch: int | Literal["auto"]
@@ -75,6 +76,9 @@ class LoaderOptions:
     """A sample that cannot be prepared: raise an error, skip it (a smaller batch), or replace it by another."""
     rank: int = 0
     world_size: int = 1
+    lend: bool = False
+    """Lend workers to ranks of the same job on this machine whose training waits while this one does not, and borrow
+    theirs; ranks belong to one job if their pipeline, seed, name and world_size are the same."""
     order: Delivery = "plan"
     """Deliver batches in the planned order, or each as soon as it is ready (the same batches)."""
     start: Start = "auto"
@@ -145,6 +149,11 @@ class LoaderOptions:
             )
         _one_of("gpu_lane", self.gpu_lane, get_args(Lane))
         _flag("exact", self.exact)
+        _flag("lend", self.lend)
+        if self.lend and (self.world_size == 1 or self.worker_count == 0):
+            raise OptionError(
+                "lend=True is for several ranks that have workers; set world_size and rank, or leave it out"
+            )
         _whole("device_bytes", self.device_bytes, 64 << 20, 2**40)
         if not isinstance(self.name, str):
             raise OptionError(f"name must be a text, not {self.name!r}")
