@@ -75,7 +75,7 @@ class CachedReader(Reader):
 
     def cached(self, id: int) -> Sample | None:
         """The sample, if the cache has it."""
-        if self._shelf is None:
+        if self._shelf is None or not 0 <= id < len(self._known):
             return None
         number = self._known[id]
         if number:  # all that is left to do for most hits
