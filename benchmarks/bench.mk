@@ -9,7 +9,8 @@
 .PHONY: bench bench-quick
 bench bench-quick: .venv-bench/ready
 	@status=0; \
-	for run in "contest" "contest --augment rand" opaque overhead startup cache cache_share decoded; do \
+	for run in "contest" "contest --augment rand" opaque overhead startup cache cache_share decoded \
+		"diagnosis --part truth" "diagnosis --part overhead"; do \
 		.venv-bench/bin/python -m benchmarks.$$run $(if $(filter bench-quick,$@),--quick) || status=1; \
 	done; \
 	$(if $(filter bench-quick,$@),true,.venv-bench/bin/python -m benchmarks.report) && exit $$status

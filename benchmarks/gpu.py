@@ -40,6 +40,7 @@ PARTS = (
     Part("resnet18-16cores", "resnet18", ALL, cores=16),
     Part("resnet18-compiled-1024-4cores", "resnet18", ALL, compile="default", cores=4, batch=1024),
     Part("resnet18-large-16cores", "resnet18", LANES, cores=16, image_size=LARGE),
+    Part("process-4cores", "resnet50", ("synthetic", "penstock", "process"), cores=4),
     Part("ablation-4cores", "resnet18", ABLATION, cores=4, image_size=LARGE),
     Part("alexnet-4cores", "alexnet", ALL, cores=4),
     Part("mobilenet-4cores", "mobilenet_v2", ALL, cores=4),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-__all__ = ["plots", "section", "title"]
+__all__ = ["plots", "section", "summary", "title"]
 
 Record = dict[str, Any]
 
@@ -20,6 +20,7 @@ NAMES = {
     "dali:0.12": "DALI, engine 0.12",
     "penstock": "Penstock",
     "penstock:device=cpu": "Penstock, CPU lanes only",
+    "process": "Penstock in another process",
     "ablation:none": "nothing ahead of time",
     "ablation:ahead": "+ ahead of time",
     "ablation:affinity": "+ affinity",
@@ -48,6 +49,25 @@ def title(record: Record) -> str:
         words += ["RandAugment"] if part["augment"] == "rand" else ["default augmentation"]
     words += [f"{part['progressive']:.0%} progressive"] if part["progressive"] else []
     return ", ".join(words)
+
+
+def summary(records: Mapping[str, Record]) -> Iterator[str]:
+    """Markdown for the README: the ratio to G of each training with Penstock, beside torch and the best of DALI's."""
+    rows = [cells for record in records.values() if (cells := _summed(record)) is not None]
+    if rows:
+        yield "| training, as a ratio to what the GPU does alone | torch DataLoader | DALI | Penstock |"
+        yield "| --- | ---: | ---: | ---: |"
+        yield from (f"| {name} | {torch} | {dali} | **{penstock}** |" for name, torch, dali, penstock in rows)
+
+
+def _summed(record: Record) -> tuple[str, str, str, str] | None:
+    ratios = {name: statistics.median(values) for name, values in _bars(record)} if _key(record) == "ratio" else {}
+    if "penstock" not in ratios:
+        return None
+    dali = [ratio for name, ratio in ratios.items() if name.partition(":")[0] == "dali"]
+    cells = [ratios.get("torch"), max(dali, default=None), ratios["penstock"]]
+    first, second, third = ("" if ratio is None else f"{ratio:.2f}" for ratio in cells)
+    return title(record), first, second, third
 
 
 def section(records: Mapping[str, Record]) -> str:

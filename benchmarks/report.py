@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import gpu_pages
 from benchmarks.harness import ROOT
+from benchmarks.predictions import plots, section
 
 RESULTS = ROOT / "benchmarks" / "results"
 CONTESTS = {"contest-default-2cores": "random resized crop, flip", "contest-rand-2cores": "RandAugment as well"}
@@ -138,6 +139,9 @@ def readme() -> str:
         where(record) + " RandAugment, opaque datasets, start-up and what the training process pays:",
         "[benchmarks](docs/benchmarks.md).",
     ]
+    trainings = list(gpu_pages.summary(gpu_records()))
+    if trainings:
+        lines += ["", *trainings, "", "How each was measured, and on what: [on the GPU](docs/gpu.md)."]
     return "\n".join(lines)
 
 
@@ -238,12 +242,14 @@ def pages() -> dict[Path, str]:
     measured = gpu_records()
     for path, name, content in (
         (ROOT / "README.md", "measurements", readme()),
+        (ROOT / "docs" / "findings.md", "predictions", section(load("diagnosis-real"))),
         (ROOT / "docs" / "benchmarks.md", "figures", figures()),
         (ROOT / "docs" / "cache.md", "figures", cache_figures()),
         (ROOT / "docs" / "gpu.md", "figures", gpu_pages.section(measured)),
     ):
         if content:
             found[path] = between(path.read_text(), name, content)
+    found |= {ROOT / "docs" / name: plot for name, plot in plots(load("diagnosis-real")).items()}
     for name, title in CONTESTS.items():
         record = load(name)
         if record is not None:

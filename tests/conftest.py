@@ -22,7 +22,7 @@ from penstock.stage import Recipe
 from stand_in_device import StandIn
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PATIENCE_S = 2.0
+_PATIENCE_S = 10.0
 
 
 def pytest_configure() -> None:

@@ -183,6 +183,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(
         penstock.gpu, "engine", SimpleNamespace(load=lambda: None, Engine=lambda index: _Engine(gpu, "engines"))
     )
-    monkeypatch.setattr(penstock.gpu, "Decoder", lambda engine: _Decoder(gpu, "decoders"))
+    monkeypatch.setattr(penstock.gpu, "Decoder", lambda engine, states=4: _Decoder(gpu, "decoders"))
     penstock.gpu._watch_memory.cache_clear()
     return gpu

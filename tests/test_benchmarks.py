@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from benchmarks import gpu, report
+from benchmarks import gpu, gpu_pages, report
 
 
 def test_pages_show_the_recorded_figures() -> None:
@@ -62,3 +62,10 @@ def test_what_a_gpu_did_is_shown_with_its_machine(monkeypatch, tmp_path) -> None
     assert ">0.910<" in plot
     assert ">9,000<" in (tmp_path / "docs" / "gpu-alone.svg").read_text()
     assert report.main(["--check"]) == 0
+    more = [{**sample, "ratio": sample["ratio"] + 0.04} for sample in rounds]
+    dalis = [{**failed, "name": "dali", "samples": rounds}, {**failed, "name": "dali:1.0", "samples": more}]
+    trained = {**record, "rows": [*record["rows"], *dalis]}
+    assert list(gpu_pages.summary({"a": trained, "b": alone}))[2:] == [
+        "| ResNet-50, eager, batch 256, 2 cores, 500x375, RandAugment |  | 0.95 | **0.91** |"
+    ]
+    assert not list(gpu_pages.summary({"b": alone})), "without a training there is no table"

@@ -352,6 +352,21 @@ def test_conjugated_tensors_stay_so() -> None:
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("size", [3, 20_000])
+def test_the_training_process_collates_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("collated in the training process")
+
+    loader = ps.DataLoader(Made(lambda i: (i, torch.full((size,), i)), 40), 4, num_workers=2)
+    batches = iter(loader)
+    for name in ("stack", "tensor", "cat"):
+        monkeypatch.setattr(torch, name, refused)
+    assert sum(len(rows) for _, rows in batches) == 40
+    monkeypatch.undo()
+    pids = set(ps.DataLoader(Made(lambda i: i), 2, num_workers=2, collate_fn=lambda batch: os.getpid()))
+    assert os.getpid() not in pids
+
+
 def test_collations_may_be_closures_and_use_torchs() -> None:
     seen = 10
 

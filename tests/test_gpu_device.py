@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.training.loaders import ablation
 from PIL import Image
 
 from triton_device import DEVICE
@@ -22,7 +23,7 @@ import penstock as ps
 import penstock.gpu
 import penstock.loader
 from fake_cuda import FakeGpu, install
-from loading import assert_same, epochs, rest, wait_until
+from loading import Batch, assert_same, epochs, rest, wait_until
 from penstock.gpu import CudaDevice
 from penstock.kernels.triton import cut, lane, planes
 from penstock.placing import Sizes
@@ -77,6 +78,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[CudaDevice]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, opened: list[CudaDevice]) -> FakeGpu:
+    """Of the examples that a lane begins with, the first is decoded and the second is refused."""
+    examples = penstock.gpu._examples()[:2]
+    monkeypatch.setattr(penstock.gpu, "_examples", lambda: examples)
     return install(monkeypatch)
 
 
@@ -85,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Most can be decoded by the imagined engine; some are refused by it, some are none of its business."""
     root = tmp_path_factory.mktemp("folder")
     rng = np.random.default_rng(0)
-    for number in range(16):
+    for number in range(8):
         (root / f"class{number % 2}").mkdir(exist_ok=True)
         _save(root / f"class{number % 2}" / f"{number:02}.jpg", rng, number)
     return root
@@ -99,25 +103,30 @@ def _save(path: Path | io.BytesIO, rng: np.random.Generator, number: int) -> Non
 
 
 def _pipe(folder: Path) -> ps.Pipe:
-    return ps.files(folder).decode().random_resized_crop(SIZE).flip().batch(8)
+    return ps.files(folder).decode().random_resized_crop(SIZE).flip().batch(4)
+
+
+def _epoch(loader: ps.Loader) -> list[Batch]:
+    """The first, once the lanes are there."""
+    loader._running()
+    devices = loader._feed._devices  # type: ignore[union-attr]
+    wait_until(lambda: all(device in penstock.gpu._LANES for device in devices), 60)
+    return rest(loader)
 
 
 @pytest.mark.parametrize("way", ["beside", "between"])
 def test_batches_are_those_of_the_cpu(folder: Path, gpu: FakeGpu, opened: list[CudaDevice], way: Any) -> None:
-    pipe = ps.files(folder).decode().random_resized_crop(SIZE).flip().rand_augment()
-    pipe = pipe.normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)).batch(8)
-    expected = epochs(pipe, 2, workers=1)
+    pipe = ps.files(folder).decode().random_resized_crop(SIZE).flip().rand_augment(n=1)
+    pipe = pipe.normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)).batch(4)
+    (expected,) = epochs(pipe, 1, workers=1)
     with ps.Loader(pipe, device="cuda", workers=2, gpu_lane=way) as loader:
-        rest(loader)
-        wait_until(lambda: rest(loader) and gpu.decoded > 10, 60)
-        loader.set_epoch(0)
-        for wanted in expected:
-            for one, other in zip(rest(loader), wanted, strict=True):
-                assert one["id"].equal(other["id"])
-                assert one["image"].equal(other["image"])
-                assert one["image"].stride() == other["image"].stride()
+        for one, other in zip(_epoch(loader), expected, strict=True):
+            assert one["id"].equal(other["id"])
+            assert one["image"].equal(other["image"])
+            assert one["image"].stride() == other["image"].stride()
+        assert gpu.decoded > 1, "the lane took part"
         assert "of its memory the decoder has taken 7 MiB" in loader.explain()
-        assert "differ from a CPU lane's" in loader.explain(), "its own examples are subsampled, and refused"
+        assert "differ from a CPU lane's" in loader.explain(), "one of its own examples is subsampled, and refused"
         assert gpu.refused > 0
     assert not gpu.pinned, "all memory is unpinned"
     assert (gpu.entered, gpu.engines, gpu.decoders) == (0, 0, 0)
@@ -147,25 +156,36 @@ def test_exact_batches_repeat(folder: Path, gpu: FakeGpu, opened: list[CudaDevic
             before = gpu.decoded
             found.append(rest(loader))
             made = gpu.decoded - before
-            assert made == 12 + 4, "all but those that are subsampled or progressive; and half of its examples"
+            assert made == 6 + 1, "all but those that are subsampled or progressive; and an example"
     assert_same(*found)
 
 
 def test_batches_that_are_kept_stay_right(folder: Path, gpu: FakeGpu, opened: list[CudaDevice]) -> None:
     expected = epochs(_pipe(folder), 2, workers=1)
-    with ps.Loader(_pipe(folder), device="cuda", workers=2) as loader:
+    with ps.Loader(_pipe(folder), device="cuda", workers=2, prefetch=1) as loader:
         kept = [list(loader), list(loader)]
     for one, other in zip(kept, expected, strict=True):
         assert_same(one, other)
 
 
 def test_several_devices(folder: Path, gpu: FakeGpu, opened: list[CudaDevice]) -> None:
-    expected = epochs(_pipe(folder), 2, workers=1)
+    (expected,) = epochs(_pipe(folder), 1, workers=1)
     with ps.Loader(_pipe(folder), device=["cuda:0", "cuda:1"], workers=2) as loader:
-        for wanted in expected:
-            assert_same(rest(loader), wanted)
+        assert_same(_epoch(loader), expected)
         assert len(opened) == 2
     assert not gpu.pinned
+
+
+def test_the_ablations_lane_makes_the_same_on_demand(
+    folder: Path, gpu: FakeGpu, opened: list[CudaDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = epochs(_pipe(folder), 1, workers=1)[0]
+    monkeypatch.setattr(penstock.loader, "open_device", ablation._on_demand)
+    with ps.Loader(_pipe(folder), device="cuda", workers=2, gpu_lane="beside") as loader:
+        assert_same(_epoch(loader), expected)
+        assert gpu.decoded > 1
+        assert "GPU lane: takes 4 samples" in loader.explain()
+        assert gpu.decoders == 1, "its first one; those of tiny-batches are gone"
 
 
 def test_a_lane_that_has_given_all_back_leaves_the_work_to_the_cpu(
@@ -173,12 +193,11 @@ def test_a_lane_that_has_given_all_back_leaves_the_work_to_the_cpu(
 ) -> None:
     expected = epochs(_pipe(folder), 3, workers=1)
     with ps.Loader(_pipe(folder), device="cuda", workers=2) as loader:
-        assert_same(rest(loader), expected[0])
-        wait_until(lambda: opened[0] in penstock.gpu._LANES, 60)
+        assert_same(_epoch(loader), expected[0])
         for _ in range(2):
             opened[0].make_room()
         assert_same(rest(loader), expected[1])
         assert_same(rest(loader), expected[2])
-        wait_until(lambda: rest(loader) and "has given all of its memory back" in loader.explain())
+        wait_until(lambda: rest(loader) and "has given all of its memory back" in loader.explain(), 60)
         assert gpu.decoders == 0
         assert gpu.engines == 0

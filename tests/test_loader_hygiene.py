@@ -71,7 +71,7 @@ def _family(script: Script) -> list[int]:
     return [int(pid) for pid in script.first_line().split()]
 
 
-def _all_gone(pids: list[int], timeout_s: float = 2) -> None:
+def _all_gone(pids: list[int], timeout_s: float = 10) -> None:
     assert len(pids) >= 4, "coordinator, template, two workers"
     wait_until(lambda: all(map(gone, pids)), timeout_s)
 
@@ -126,7 +126,7 @@ def test_ctrl_c_while_it_starts(launcher: Launcher, tmp_path: Path) -> None:
         _, errors = script.end()
         assert errors.strip().endswith("KeyboardInterrupt"), errors
         assert "Traceback" not in errors.split("Traceback", 1)[1], errors
-        wait_until(lambda children=children: all(gone(child.pid) for child in children), 2)
+        wait_until(lambda children=children: all(gone(child.pid) for child in children))
 
 
 def test_a_coordinator_that_hears_nothing_but_goodbye_ends_in_peace(capfd: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_a_training_process_killed_while_workers_are_busy_in_the_users_code(
         text = text.replace("start='fork'", "start='clean'")
     script = launcher.start(tmp_path / "train.py", text)
     family = _family(script)
-    wait_until(lambda: sum(psutil.Process(pid).cpu_percent(0.1) > 20 for pid in family) >= 1, 5)
+    wait_until(lambda: sum(psutil.Process(pid).cpu_percent(0.1) > 5 for pid in family) >= 1, 20)
     os.kill(script.pid, signal.SIGKILL)
     script.end()
     _all_gone(family)

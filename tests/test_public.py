@@ -14,9 +14,10 @@ import penstock as ps
 
 PUBLIC = {
     *("Loader", "DataLoader", "lower", "Pipe"),
+    "diagnose",
     *("files", "tars", "parquet", "arrays", "dataset", "source"),
     *("PenstockError", "GraphError", "LaneError", "MissingExtraError", "OptionError", "SampleError"),
-    *("SourceError", "StalledError", "StateError"),
+    *("SourceError", "StalledError", "StateError", "DiagnosisError"),
 }
 HEAVY = "numpy", "torch", "PIL", "pyarrow", "fsspec", "soundfile", "rich"
 PACKAGE = Path(ps.__file__).parent.parent

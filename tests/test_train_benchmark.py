@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 import torch
 from benchmarks import gpu, harness, train
 from benchmarks.training import data, loaders, meters, parts, trial
-from benchmarks.training.data import Recipe
+from benchmarks.training.data import Recipe, class_folders
 from benchmarks.training.loaders import Job, penstock
 from benchmarks.training.parts import Part
 from PIL import Image
@@ -104,10 +105,36 @@ def test_loaders_alone_need_no_model(tmp_path: Path) -> None:
     assert "g" not in sample
 
 
+_BOTH = """
+import contextlib, pathlib, sys, torch
+from benchmarks.training import loaders
+
+job = loaders.Job(pathlib.Path(sys.argv[1]), "image", 24, 4, 32, 1, "rand", "cpu", 0)
+with (
+    contextlib.closing(loaders.opened("penstock", job)) as here,
+    contextlib.closing(loaders.opened("process", job)) as there,
+):
+    for _ in range(10):
+        wanted, found = next(here), next(there)
+        assert all(map(torch.equal, found, wanted))
+        assert found[0].stride() == wanted[0].stride()
+"""
+
+
+@pytest.mark.processes
+def test_another_process_gives_the_same_batches(tmp_path: Path) -> None:
+    """In a fresh interpreter, as multiprocessing keeps a process of its own until the end."""
+    root = class_folders(Recipe(files=24, classes=2, width=60, height=50))
+    environment = {**os.environ, "PYTHONPATH": f"{harness.ROOT / 'src'}:{harness.ROOT}"}
+    command = [sys.executable, "-c", _BOTH, str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.processes
 def test_the_ablation_changes_the_order_of_work_and_no_batch(tmp_path: Path) -> None:
     """On the CPU, where no lane can be taken apart; the sizes of files are known, and then they are not looked at."""
-    root = data.class_folders(Recipe(files=24, classes=2, width=60, height=50))
+    root = class_folders(Recipe(files=24, classes=2, width=60, height=50))
     job = Job(root, "image", 24, 4, 32, 2, "rand", "cpu", 0)
     taken = {}
     for setting in ("none", "ahead", "affinity", "threshold"):

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
+    from penstock.diagnosis import diagnose
     from penstock.errors import (
+        DiagnosisError,
         GraphError,
         LaneError,
         MissingExtraError,
@@ -34,6 +36,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "penstock.errors": (
+        "DiagnosisError",
         "GraphError",
         "LaneError",
         "MissingExtraError",
@@ -45,6 +48,7 @@ _WHERE = {
         "StateError",
     ),
     "penstock.dataloader": ("DataLoader",),
+    "penstock.diagnosis": ("diagnose",),
     "penstock.loader": ("Loader",),
     "penstock.lowering": ("lower",),
     "penstock.pipe": ("Pipe", "arrays", "dataset", "files", "parquet", "source", "tars"),
@@ -62,7 +66,9 @@ __all__ = [  # noqa: RUF022 - sorted by what they are
     "arrays",
     "dataset",
     "source",
+    "diagnose",
     "PenstockError",
+    "DiagnosisError",
     "GraphError",
     "LaneError",
     "MissingExtraError",

@@ -33,6 +33,7 @@ from penstock.lanes.gpu import GpuLane
 from penstock.lanes.link import DeviceConfig, DeviceLink, image_column
 from penstock.lanes.processes import keep_from_signals
 from penstock.layout import Layout
+from penstock.lending import LOOK_S, Lending
 from penstock.loop import Loop
 from penstock.order import Order
 from penstock.schedule import Assign, BatchSpec, Deliver, Dismiss, Instruction, Piece, Scheduler
@@ -101,6 +102,8 @@ class Config:
     devices: int = 0
     """How many there are; batches go to them in turn."""
     policy: Policy = Policy()
+    group: str | None = None
+    """What the ranks that lend each other workers have in common; None: this one neither lends nor borrows."""
     started: float = field(default_factory=time.monotonic)
     """When the loader began, by the clock that all processes share: from then on it waits."""
     cache: Access | None = None
@@ -176,6 +179,14 @@ class Coordinator:
             (config.cache, cache[:3]) if config.cache is not None else None,
         )
         self._links = [self._linked(channel, books) for channel, books in zip(devices, self._pools.parts, strict=False)]
+        self._own = config.workers
+        """Workers, without those that are lent and borrowed."""
+        self._least = 0
+        """The fewest batches that waited for the training process since that was last looked at."""
+        self._lending: Lending | None = None
+        if config.group is not None:
+            self._lending = Lending(self._loop, config.group, lambda: len(self._workers), self._balance)
+            self._loop.after(LOOK_S, self._look)
         self._base = 0
         """The number of an epoch's first batch, which goes to the first device."""
         self._outgoing: dict[int, _Outgoing] = {}
@@ -264,6 +275,7 @@ class Coordinator:
     def _took(self, batches: int, slots: list[Slot], trainer: dict[str, float]) -> None:
         """The training process took batches, and gives slots back."""
         self._undelivered -= batches
+        self._least = min(self._least, self._undelivered)
         self._counters.trainer = trainer
         for slot in slots:
             self._give(slot)
@@ -517,8 +529,24 @@ class Coordinator:
         """The part of the GPU lane that a worker stages for, if it does."""
         return self._links[self._stagers[lane]].lane if lane in self._stagers else None
 
+    def _look(self) -> None:
+        """See whether the training waits, or has batches to spare."""
+        assert self._lending is not None
+        under_way = self._scheduler.window > 0
+        waits = under_way and self._least == self._undelivered == 0
+        self._lending.look(waits=waits, spare=self._least > 0 or not under_way)
+        self._least = self._undelivered
+        self._loop.after(LOOK_S, self._look)
+
     def _resize(self, count: int) -> None:
-        """Have so many workers from now on. Those that are too many finish what they have."""
+        """Have so many workers of this rank's own from now on."""
+        self._own = count
+        self._balance()
+
+    def _balance(self) -> None:
+        """Have as many workers as are this rank's own, or borrowed, but not lent. Those that are too many finish what
+        they have."""
+        count = max(1, self._own + (self._lending.balance if self._lending is not None else 0))
         _allow_descriptors(_FDS_PER_WORKER * (count + len(self._retired) + len(self._stagers)))
         while len(self._workers) > count:
             lane = max(self._workers)
@@ -656,6 +684,8 @@ class Coordinator:
             slots_free=self._pools.free,
             slot_bytes=self._pools.capacity,
             starting=len(self._crew.starting),
+            lent=self._lending.lent if self._lending is not None else 0,
+            borrowed=self._lending.borrowed if self._lending is not None else 0,
             tiny_batch=self._scheduler.grain,
             cache=self._keeper.snapshot() if self._keeper is not None else None,
         )

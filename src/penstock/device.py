@@ -28,9 +28,9 @@ from penstock.wire import Channel, ClosedError
 
 __all__ = ["Device", "DeviceThread", "Ticket"]
 
-_LOOK_S = 0.001
-"""How long the thread waits for a message before it looks again whether what flies has landed: each time it needs the
-interpreter for some microseconds."""
+_LOOK_S = 0.002
+"""How long the thread waits for a message before it looks again whether what flies has landed. Each look takes the
+interpreter from the training for some microseconds; messages wake it as well, and while many fly many come."""
 
 
 class Ticket(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "DiagnosisError",
     "GraphError",
     "LaneError",
     "MissingExtraError",
@@ -33,6 +34,10 @@ class SourceError(PenstockError, FileNotFoundError):
 
 class StateError(PenstockError):
     """A saved state does not belong to this loader."""
+
+
+class DiagnosisError(PenstockError):
+    """A training could not be diagnosed, or a saved profile cannot be read; the message says what is missing."""
 
 
 class MissingExtraError(PenstockError, ImportError):

@@ -602,7 +602,8 @@ def _reaped(child: int) -> bool:
 
 def idle_stats(counters: Counters, cache: dict[str, Any] | None = None) -> dict[str, Any]:
     """What `stats` says where no workers run."""
-    return counters.snapshot(cache, window=0, slots=0, slots_free=0, slot_bytes=0, starting=0, tiny_batch=0)
+    gauges = {"window": 0, "slots": 0, "slots_free": 0, "slot_bytes": 0, "starting": 0, "lent": 0, "borrowed": 0}
+    return counters.snapshot(cache, **gauges, tiny_batch=0)
 
 
 def warn(text: str) -> None:

@@ -246,8 +246,9 @@ class CudaDevice(Device):
 
     @property
     def free(self) -> bool:
-        area = self._areas[0] if self._areas else None
-        return area is None or area.ticket is None or area.ticket.done()
+        with self._preparing:  # whose allocation failed may take an area away
+            area = self._areas[0] if self._areas else None
+            return area is None or area.ticket is None or area.ticket.done()
 
     def prepare(self, stage: int, slot: Slot, offset: int) -> Ticket:
         with self._preparing:

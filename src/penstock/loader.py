@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pickle
 import sys
@@ -273,6 +274,7 @@ class Loader:
             devices=len(devices),
             policy=self._policy,
             cache=access,
+            group=self._group,
         )
         sizes_by_id = None if file_sizes is None else array("q", file_sizes)
         return ProcessFeed(config, work, sizes_by_id, devices, descriptors)
@@ -317,6 +319,12 @@ class Loader:
         training process, one for what serves the lanes."""
         return available_cores() > 2 + self._stagers * len(self.options.devices)
 
+    @property
+    def _group(self) -> str | None:
+        """What the ranks of this job have in common, where they lend each other workers."""
+        job = f"{self.fingerprint()}-{self.options.world_size}-{self.options.name}"
+        return hashlib.sha256(job.encode()).hexdigest()[:16] if self.options.lend else None
+
     def _batch_memory(self, sizes: Sizes | None, batch_bytes: int) -> int:
         """Bytes of batches: on the host, and as many on the devices where batches go there."""
         option = self.options
@@ -359,6 +367,8 @@ class Loader:
             return
         asked = "as asked" if option.workers != "auto" else "one for each core this process may use"
         yield f"workers: {option.worker_count}, {asked}"
+        if option.lend:
+            yield "  they are lent to ranks on this machine whose training waits while this one does not, and come back"
         why = "as asked" if option.start != "auto" else "the pipeline holds objects of yours"
         if self._forks:
             yield f"workers are forked from this process: {why}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -9,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
-from penstock.amounts import amount
 from penstock.cache.budget import CacheSize, check_cache
 from penstock.cache.forms import CacheForm, Form
 from penstock.errors import OptionError
@@ -17,6 +17,7 @@ from penstock.graphwork import OnError
 from penstock.lanes import MOST_WORKERS
 from penstock.limits import memory_room
 from penstock.sharing import Mode
+from penstock.units import parse_bytes
 
 __all__ = ["LoaderKeywords", "LoaderOptions", "available_cores", "available_memory_bytes"]
 
@@ -38,6 +39,7 @@ class LoaderKeywords(TypedDict, total=False):
     on_error: OnError
     rank: int
     world_size: int
+    lend: bool
     order: Delivery
     start: Start
     prefetch: int | Literal["auto"]
@@ -74,6 +76,9 @@ class LoaderOptions:
     """A sample that cannot be prepared: raise an error, skip it (a smaller batch), or replace it by another."""
     rank: int = 0
     world_size: int = 1
+    lend: bool = False
+    """Lend workers to ranks of the same job on this machine whose training waits while this one does not, and borrow
+    theirs; ranks belong to one job if their pipeline, seed, name and world_size are the same."""
     order: Delivery = "plan"
     """Deliver batches in the planned order, or each as soon as it is ready (the same batches)."""
     start: Start = "auto"
@@ -144,6 +149,11 @@ class LoaderOptions:
             )
         _one_of("gpu_lane", self.gpu_lane, get_args(Lane))
         _flag("exact", self.exact)
+        _flag("lend", self.lend)
+        if self.lend and (self.world_size == 1 or self.worker_count == 0):
+            raise OptionError(
+                "lend=True is for several ranks that have workers; set world_size and rank, or leave it out"
+            )
         _whole("device_bytes", self.device_bytes, 64 << 20, 2**40)
         if not isinstance(self.name, str):
             raise OptionError(f"name must be a text, not {self.name!r}")
@@ -153,11 +163,8 @@ class LoaderOptions:
         folder, budget = self.cache_folder, self.cache_folder_bytes
         if folder is not None and not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
             raise OptionError(f"cache_folder must be a path, or None for no disk tier, not {folder!r}")
-        if budget is not None and amount(budget) is None:
-            raise OptionError(
-                "cache_folder_bytes must be a number of bytes, a text such as '100GB', or a fraction above 0.0 and up "
-                f"to 1.0, not {budget!r}"
-            )
+        if budget is not None:
+            _amount(budget)
         if budget is not None and folder is None:
             raise OptionError(f"cache_folder_bytes={budget!r} is the budget of a cache_folder; name one too")
 
@@ -179,7 +186,7 @@ class LoaderOptions:
     @property
     def disk_budget(self) -> int | float:
         """Bytes, or a fraction."""
-        return amount(self.cache_folder_bytes) or _DISK_SHARE
+        return _DISK_SHARE if self.cache_folder_bytes is None else _amount(self.cache_folder_bytes)
 
     @property
     def memory(self) -> int:
@@ -208,6 +215,19 @@ _INSTEAD = {
 }
 """What to say in place of options of torch's DataLoader that have no counterpart by another name."""
 _FOREIGN = {"num_workers": "workers", "batch_order": "order", "prefetch_factor": "prefetch", "timeout": "timeout_s"}
+
+
+def _amount(value: object) -> int | float:
+    """Of `cache_folder_bytes`: bytes as an int, a fraction as a float."""
+    with contextlib.suppress(OptionError):
+        value = parse_bytes(value) if isinstance(value, str) else value
+    whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if whole or (isinstance(value, float) and 0 < value <= 1):
+        return value  # type: ignore[return-value]
+    raise OptionError(
+        "cache_folder_bytes must be a number of bytes, a text such as '100GB', or a fraction above 0.0 and up to 1.0, "
+        f"not {value!r}"
+    )
 
 
 def _whole(name: str, value: object, least: int, most: int) -> None:

@@ -93,10 +93,13 @@ class View:
                 found = len(request) > 1 and request[1].split(b"?")[0] in (b"/metrics", b"/")
                 body = prometheus(self._snapshot()).encode() if found else b"not found: try /metrics\n"
                 status = b"200 OK" if found else b"404 Not Found"
-                client.send(
+                answer = (
                     b"HTTP/1.1 %b\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
                     b"Content-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(body)) + body
                 )
+                # all of it is the kernel's at once, however slow the reader: there is nobody here to wait for it
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(answer))
+                client.send(answer)
 
         self._loop.watch(client.fileno(), readable)
         self._loop.after(_PATIENCE_S, silent)

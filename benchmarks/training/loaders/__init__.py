@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOADERS", "Batches", "Contender", "Job", "contender", "opened"]
 
-LOADERS = ("synthetic", "torch", "rough", "dali", "penstock", "ablation")
+LOADERS = ("synthetic", "torch", "rough", "dali", "penstock", "process", "ablation")
 
 Batches = Generator[tuple["Tensor", "Tensor"], None, None]
 

@@ -48,18 +48,17 @@ def batches(job: Job, setting: str) -> Batches:
 
 def _on_demand(device: str, recipe: Recipe | None, sizes: Sizes | None) -> Device:
     """A device that takes what a tiny-batch needs when it comes."""
-    from penstock.gpu import CudaDevice, _Area
-    from penstock.kernels.decoder import Decoder
+    from penstock import gpu
     from penstock.kernels.triton.lane import scratch_bytes
 
-    class OnDemand(CudaDevice):
+    class OnDemand(gpu.CudaDevice):
         def _prepare(self, stage: int, slot: tuple[int, int], offset: int) -> Ticket:
             assert self._recipe is not None
             assert self._sizes is not None
             self._areas.clear()
             scratch = scratch_bytes(self._sizes.shape.rows)
-            self._areas.append(_Area(self._recipe, self._sizes, scratch, self.torch_device))
-            with Decoder(self._engine, states=1) as self._decoder:
+            self._areas.append(gpu._Area(self._recipe, self._sizes, scratch, self.torch_device))
+            with gpu.Decoder(self._engine, states=1) as self._decoder:
                 ticket = super()._prepare(stage, slot, offset)
                 while not ticket.done():
                     ticket.wait()

@@ -6,12 +6,12 @@ is free now beyond the batches and a reserve.
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from penstock.cache.arena import reserve_bytes
 from penstock.errors import OptionError
 from penstock.limits import memory_room
+from penstock.units import parse_bytes
 
 __all__ = ["CacheSize", "budget_bytes", "check_cache"]
 
@@ -20,17 +20,6 @@ CacheSize = str | float | Literal["auto"] | None
 _LEAST = 1 << 20
 _MOST = 1 << 41
 """What native/arena.c can address."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", re.IGNORECASE)
-_UNITS = {
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-}
 _FORMS = "a size such as '24GB' or '512MiB', a share of the memory such as 0.5, 'auto', or None"
 _PAGE_TABLES = 512
 """A process that reads the cache needs a page-table entry of 8 bytes for each page of 4,096 that it met."""
@@ -63,7 +52,7 @@ def budget_bytes(value: CacheSize, batch_memory: int, processes: int) -> int:
 
 
 def _parsed(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise OptionError(f"cache must be {_FORMS}, not {text!r}")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    try:
+        return parse_bytes(text)
+    except OptionError:
+        raise OptionError(f"cache must be {_FORMS}, not {text!r}") from None

@@ -1,4 +1,4 @@
-"""Counters as text: for Prometheus, for the terminal."""
+"""Counters as text, for Prometheus."""
 
 from __future__ import annotations
 
