@@ -144,6 +144,12 @@ def test_a_crew_does_every_item_once(tmp_path: Path) -> None:
     assert done.seconds > 50 * 0.001 / 3
 
 
+def test_a_crew_s_lead_does_not_count() -> None:
+    done = crew(2, lambda: lambda item: time.sleep(0.02) or item, [1] * 40, 60.0, lead=5)
+    assert (done.items, done.bytes) == (30, 30)
+    assert crew(1, lambda: lambda item: item, [1], 60.0, lead=5).items == 0
+
+
 def test_a_crew_s_time_is_bounded() -> None:
     done = crew(2, lambda: lambda item: time.sleep(0.01) or 1, list(range(5000)), 0.2)
     assert 2 <= done.items < 100

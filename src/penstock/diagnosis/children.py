@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import pickle
 import select
@@ -51,10 +52,10 @@ def apart(function: Callable[[], _T]) -> _T:
     return result
 
 
-def crew(size: int, make: Callable[[], Task[_I]], items: Sequence[_I], seconds: float) -> Turnout:
+def crew(size: int, make: Callable[[], Task[_I]], items: Sequence[_I], seconds: float, lead: int = 0) -> Turnout:
     """So many children do the items, each taking the next; each makes its task for itself, before time counts.
 
-    After so many seconds no further item is begun.
+    The first `lead` items of each do not count. After so many seconds no further item is begun.
     """
     turns, feed = os.pipe()
     ready, is_ready = os.pipe()
@@ -67,6 +68,8 @@ def crew(size: int, make: Callable[[], Task[_I]], items: Sequence[_I], seconds: 
         os.write(is_ready, b"r")
         os.close(is_ready)
         os.read(gate, 1)  # the end of the pipe, for all at once
+        for turn in itertools.takewhile(len, (os.read(turns, _TURN.size) for _ in range(lead))):
+            task(items[_TURN.unpack(turn)[0]])
         return _work(task, items, turns, seconds)
 
     os.write(feed, b"".join(_TURN.pack(turn) for turn in range(count)))

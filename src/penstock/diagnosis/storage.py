@@ -18,6 +18,8 @@ __all__ = ["Fetching", "drop", "measure"]
 _PHASE_S = 10.0
 """At most, for reading with one number of readers."""
 _ATTEMPTS = 3
+_LEAD = 8
+"""One sample of so many does not count: storage that is limited to a rate gives some for nothing at first."""
 _PACED = 200
 """Samples that a reader with pauses reads."""
 _MEMORY_READS = 4096
@@ -110,7 +112,7 @@ def _cold_turnout(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: 
 
 
 def _turnout(reads: Reads, fetch: Callable[[], Task[int]] | None, readers: int, items: Sequence[int]) -> Turnout:
-    return crew(readers, _task(reads, fetch), items, _PHASE_S)
+    return crew(readers, _task(reads, fetch), items, _PHASE_S, lead=len(items) // readers // _LEAD)
 
 
 def _task(reads: Reads, fetch: Callable[[], Task[int]] | None) -> Callable[[], Task[int]]:
