@@ -47,7 +47,7 @@ __all__ = ["Config", "Policy", "main"]
 
 _TASK_S = 0.01
 """What a tiny-batch should take: long beside the 0.1 ms a task costs to hand out, short beside a batch."""
-_OPAQUE_TASK_S = 0.04
+_OPAQUE_TASK_S = 0.06
 """The same for parts of torch's batches: collating and handing on each of them costs 0.6 ms where caches are cold."""
 _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
@@ -675,7 +675,7 @@ class Coordinator:
 
     def _depth(self) -> int:
         rows = self._scheduler.grain if self._cuttable else self._rows
-        return 2 if self._row_s * rows < max(_QUEUE_BELOW_S, 1.5 * self._task_s) else 1
+        return 2 if self._row_s * rows < _QUEUE_BELOW_S else 1
 
     def _snapshot(self) -> dict[str, Any]:
         return self._counters.snapshot(
