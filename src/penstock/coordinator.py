@@ -47,7 +47,7 @@ __all__ = ["Config", "Policy", "main"]
 
 _TASK_S = 0.01
 """What a tiny-batch should take: long beside the 0.1 ms a task costs to hand out, short beside a batch."""
-_OPAQUE_TASK_S = 0.06
+_OPAQUE_TASK_S = 0.03
 """The same for parts of torch's batches: collating and handing on each of them costs 0.6 ms where caches are cold."""
 _QUEUE_BELOW_S = 0.02
 """Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
