@@ -675,7 +675,7 @@ class Coordinator:
 
     def _depth(self) -> int:
         rows = self._scheduler.grain if self._cuttable else self._rows
-        return 2 if self._row_s * rows < _QUEUE_BELOW_S else 1
+        return 2 if self._row_s * rows < max(_QUEUE_BELOW_S, 1.5 * self._task_s) else 1
 
     def _snapshot(self) -> dict[str, Any]:
         return self._counters.snapshot(
