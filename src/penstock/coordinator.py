@@ -50,7 +50,9 @@ _TASK_S = 0.01
 _OPAQUE_TASK_S = 0.03
 """The same for parts of torch's batches: collating and handing on each of them costs 0.6 ms where caches are cold."""
 _QUEUE_BELOW_S = 0.02
-"""Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane."""
+"""Lanes queue a second task where tasks are shorter than this; longer ones wait where they can go to any lane. Where
+there are more workers than cores, workers wait for something else than a core, and their time is not to be spent on
+waiting for the next task, too: there tasks of usual length are queued as well."""
 _FDS_PER_WORKER = 5
 _ENOUGH = 2
 """Batches, for each device, that wait for the training process where the GPU lane keeps up by itself."""
@@ -204,6 +206,7 @@ class Coordinator:
         self._outbox_fds: list[int] = []
         self._cuttable = config.cut != "never"
         self._task_s = _OPAQUE_TASK_S if config.cut == "known" else _TASK_S
+        self._queue_below_s = max(_QUEUE_BELOW_S, 1.5 * self._task_s if self._more_workers_than_cores else 0.0)
         self._row_s = 0.0
         self._rows = config.order.batch if config.order else 1
         self._bytes = config.batch_bytes
@@ -673,9 +676,13 @@ class Coordinator:
         if lane in self._workers:
             self._scheduler.lane_depth(lane, self._depth())
 
+    @property
+    def _more_workers_than_cores(self) -> bool:
+        return self._config.workers > len(os.sched_getaffinity(0))
+
     def _depth(self) -> int:
         rows = self._scheduler.grain if self._cuttable else self._rows
-        return 2 if self._row_s * rows < max(_QUEUE_BELOW_S, 1.5 * self._task_s) else 1
+        return 2 if self._row_s * rows < self._queue_below_s else 1
 
     def _snapshot(self) -> dict[str, Any]:
         return self._counters.snapshot(
