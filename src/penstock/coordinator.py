@@ -206,7 +206,7 @@ class Coordinator:
         self._outbox_fds: list[int] = []
         self._cuttable = config.cut != "never"
         self._task_s = _OPAQUE_TASK_S if config.cut == "known" else _TASK_S
-        self._queue_below_s = max(_QUEUE_BELOW_S, 1.5 * self._task_s if self._more_workers_than_cores else 0.0)
+        self._cores = len(os.sched_getaffinity(0))
         self._row_s = 0.0
         self._rows = config.order.batch if config.order else 1
         self._bytes = config.batch_bytes
@@ -676,13 +676,10 @@ class Coordinator:
         if lane in self._workers:
             self._scheduler.lane_depth(lane, self._depth())
 
-    @property
-    def _more_workers_than_cores(self) -> bool:
-        return self._config.workers > len(os.sched_getaffinity(0))
-
     def _depth(self) -> int:
         rows = self._scheduler.grain if self._cuttable else self._rows
-        return 2 if self._row_s * rows < self._queue_below_s else 1
+        usual_s = 1.5 * self._task_s if len(self._workers) > self._cores else 0.0
+        return 2 if self._row_s * rows < max(_QUEUE_BELOW_S, usual_s) else 1
 
     def _snapshot(self) -> dict[str, Any]:
         return self._counters.snapshot(
